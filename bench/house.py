@@ -34,7 +34,7 @@ STREAM: Final = ("consumer/", "processor/", "shard/", "state/", "stream/")
 STEERS: Final = re.compile(
     r"^(runtime/|consumer/(supervisor|lives|running|worker|reporting|committer|loading|workers|processes)"
     r"|processor/(life|live|loading|runner|status|workers)|stream/(life|lives|supervis\w+|run\w+|report\w+|worker\w*)"
-    r"|bus/(running|worker|workers|forwarder|housekeeping|loading|looking|replies|calling)"
+    r"|bus/(app|running|worker|workers|forwarder|housekeeping|loading|looking|replies|calling)"
     r"|queue/worker\w*|spark/(pipeline_\w+|progress|launch|source_\w+|stream_\w+)"
     r"|ingest/(running|pipeline|progress|coordinator|views|steering|visibility|job|runner|parts)"
     r"|demo/(crew|running)|testing/running|transports/lease\w*"

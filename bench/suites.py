@@ -11,6 +11,8 @@ MODULES = {
     "consumer": "bench.consumer.measurements",
     "ingest": "bench.ingest.measurements",
     "journal": "bench.journal.measurements",
+    "kafka": "bench.kafka.measurements",
+    "lake": "bench.lake.measurements",
     "processor": "bench.processor.measurements",
     "queue": "bench.queue.measurements",
     "server": "bench.server.measurements",

@@ -17,21 +17,22 @@ import xxhash
 from detent.codec import block, journal, keys, ledger, log, published, queue, shard, statelog
 from detent.codec.keys import KeyReader
 from detent.codec.log import EntryKey, SegmentMeta, SeqBlock
-from detent.codec.origin import NOWHERE, Move, Origin
+from detent.codec.origin import NOWHERE, Move, OriginRecord
 from detent.codec.published import BYTES_INLINE, URI
-from detent.codec.queue import Attempt, Config, Cursor, Failed, InFlight, Watermark
+from detent.codec.queue import AttemptRecord, Config, Failed, InFlight, QueueCursor, Watermark
 from detent.codec.reader import ReaderRecord, decode_reader_key, reader_key
 from detent.codec.statelog import Run
 from detent.codec.values import ByteReader, ByteWriter
 from detent.engine import Done, Request
-from detent.engine.ownertime import Recorded
+from detent.engine.ownertime import RecordedTime
 from detent.engine.sessions import decode_answers, decode_since, encode_answers
 from detent.errors import AlreadyEntered, Corrupt, Invalid
 from detent.journal import AckIntent
 from detent.journal import operations as ops
 from detent.journal.publisher import decode_intents, encode_intents
+from detent.kafka.place import JOURNAL_PLACE, TOPIC_PLACE, JournalPlace, TopicPlace
 from detent.kv.commitrecord import LogName, decode_record, encode_record
-from detent.kv.environment import State
+from detent.kv.environment import EnvironmentState
 from detent.kv.loghead import LogHead, decode_log_head
 from detent.kv.oldlog import read_readable
 from detent.queue.message import Receipt
@@ -49,6 +50,7 @@ class DecoderCase(NamedTuple):
 
 
 _SEALED_INTENT = AckIntent("j", b"6bytes", 9, 8, bytes(16))
+_TOPIC_PLACE = TopicPlace("t", "id", ((0, 7), (3, 1 << 40)), 5, 2, 1)
 _PAIRS = struct.Struct("<Qq")
 
 
@@ -198,11 +200,11 @@ _STEP_SAMPLES = [
 
 _QUEUE_DECODERS = [
     DecoderCase(
-        "payloads",
+        "bodies",
         published.decode_payloads,
         [published.encode_payloads(BYTES_INLINE, [b"x"]), published.encode_payloads(URI, [b"s3://x"]), _SEVERAL_SAMPLE],
     ),
-    DecoderCase("kept payloads", lambda data: published.keep_payloads(data, [0, 2]), [_SEVERAL_SAMPLE]),
+    DecoderCase("kept bodies", lambda data: published.keep_payloads(data, [0, 2]), [_SEVERAL_SAMPLE]),
     DecoderCase("metadata", published.decode_metadata, _METADATA_SAMPLES),
     DecoderCase("metadata entry", _entry, _METADATA_SAMPLES),
     DecoderCase(
@@ -225,7 +227,7 @@ _QUEUE_DECODERS = [
             queue.encode_failed([Failed(7, 1, 2, 3, 4, 5, 0, 1, "why"), Failed(8, 1, 2, 3, 4, 5, 0, 1, "")]),
         ],
     ),
-    DecoderCase("attempts", queue.decode_attempts, [queue.encode_attempts([Attempt(1, "me", 2, "why")] * 3)]),
+    DecoderCase("attempts", queue.decode_attempts, [queue.encode_attempts([AttemptRecord(1, "me", 2, "why")] * 3)]),
     DecoderCase(
         "queue settings",
         Config.decode,
@@ -236,11 +238,13 @@ _QUEUE_DECODERS = [
             ).encode(),
         ],
     ),
-    DecoderCase("queue cursor", Cursor.decode, [Cursor(*range(10)).encode(), Cursor(*range(11)).encode()]),
+    DecoderCase(
+        "queue cursor", QueueCursor.decode, [QueueCursor(*range(10)).encode(), QueueCursor(*range(11)).encode()]
+    ),
     DecoderCase(
         "origin of a dead letter",
-        Origin.decode,
-        [NOWHERE.moved(Move(0, "q", 3, 2, 1, 7, "why", (Attempt(1, "me", 2, "why"),))).encode()],
+        OriginRecord.decode,
+        [NOWHERE.moved(Move(0, "q", 3, 2, 1, 7, "why", (AttemptRecord(1, "me", 2, "why"),))).encode()],
     ),
     DecoderCase("watermark", Watermark.decode, [Watermark(1, 2, 3).encode()]),
     DecoderCase("dedup record", queue.decode_dedup, [queue.encode_dedup(7, 9)]),
@@ -267,18 +271,18 @@ DECODERS: list[DecoderCase] = [
     DecoderCase("block", block.decode_block, [_block_sample(1), _block_sample(3)]),
     DecoderCase("block head", block.decode_head, [_block_sample(2)]),
     DecoderCase("journal listing", journal.Listing.decode, [journal.Listing(1, 2, 3, 4, 5, 6).encode()]),
-    DecoderCase("journal head", journal.Head.decode, [journal.Head(*range(15)).encode()]),
-    DecoderCase("producer", journal.Producer.decode, [journal.Producer(1, 2, -1, 4, 5, True).encode()]),
+    DecoderCase("journal head", journal.JournalHead.decode, [journal.JournalHead(*range(15)).encode()]),
+    DecoderCase("producer", journal.ProducerRecord.decode, [journal.ProducerRecord(1, 2, -1, 4, 5, True).encode()]),
     DecoderCase(
         "open span",
         journal.OpenSpan.decode,
         [journal.OpenSpan(1).encode(), journal.OpenSpan(1, 2).encode(), journal.OpenSpan(1, 2, 3, 4).encode()],
     ),
-    DecoderCase("span", journal.decode_segments, [journal.encode_segments([journal.Segment(1, 2, 3, 4)] * 3)]),
+    DecoderCase("span", journal.decode_segments, [journal.encode_segments([journal.IndexSegment(1, 2, 3, 4)] * 3)]),
     DecoderCase(
         "committed index",
         journal.decode_index,
-        [journal.encode_index(9, [journal.Run(1, 2), journal.Run(0, 5, b"f" * 16), journal.Run(7, 1)])],
+        [journal.encode_index(9, [journal.IndexRun(1, 2), journal.IndexRun(0, 5, b"f" * 16), journal.IndexRun(7, 1)])],
     ),
     DecoderCase("fragment", journal.Fragment.decode, [journal.Fragment(1, 2, 3, 4, 5, 6).encode()]),
     DecoderCase("number", lambda data: journal.decode_number(data, "number"), [journal.encode_number(5)]),
@@ -291,38 +295,40 @@ DECODERS: list[DecoderCase] = [
         ],
     ),
     DecoderCase("pin", ledger.Pin.decode, [ledger.Pin(1, {}).encode(), ledger.Pin(1, {"a": 2, "b/c": 2**60}).encode()]),
-    DecoderCase("ledger inputs", ledger.Inputs.decode, [ledger.Inputs(((0, bytes(16)), (3, b"x" * 16))).encode()]),
+    DecoderCase(
+        "ledger inputs", ledger.BatchInputs.decode, [ledger.BatchInputs(((0, bytes(16)), (3, b"x" * 16))).encode()]
+    ),
     DecoderCase(
         "plan",
         ledger.Plan.decode,
-        [ledger.Plan((ledger.Step(1, b"a" * 16, b"b" * 16, bytes(16), {"a": 2, "b/c": 2**60}),)).encode()],
+        [ledger.Plan((ledger.PlanStep(1, b"a" * 16, b"b" * 16, bytes(16), {"a": 2, "b/c": 2**60}),)).encode()],
     ),
     DecoderCase("stream", ledger.Declared.decode, [ledger.Declared(1, {"journal a": 2}, {"queue é": 0}).encode()]),
     DecoderCase("ledger key", lambda data: ledger.name_of(ledger.ROW, data), [ledger.key_of(ledger.ROW, "a é")]),
     DecoderCase(
         "consumer",
-        shard.Consumer.decode,
+        shard.ConsumerRow.decode,
         [
-            shard.Consumer(1, 3, "journal", False, {"a": 2, "b/c": 0}).encode(),
-            shard.Consumer(1, 1, "key", True, {"a": 0}).encode(),
-            shard.Consumer(1, 1, "journal", False, {}).encode(),
+            shard.ConsumerRow(1, 3, "journal", False, {"a": 2, "b/c": 0}).encode(),
+            shard.ConsumerRow(1, 1, "key", True, {"a": 0}).encode(),
+            shard.ConsumerRow(1, 1, "journal", False, {}).encode(),
         ],
     ),
     DecoderCase(
         "shard",
-        shard.Shard.decode,
+        shard.ShardRow.decode,
         [
-            shard.Shard(1, shard.FENCE_STEP, "", 0, 0, {}, 2).encode(),
-            shard.Shard(7, 7 * shard.FENCE_STEP + 3, "é", 1000, 2, {"a": shard.Reset(2**60, 2)}, 2).encode(),
+            shard.ShardRow(1, shard.FENCE_STEP, "", 0, 0, {}, 2).encode(),
+            shard.ShardRow(7, 7 * shard.FENCE_STEP + 3, "é", 1000, 2, {"a": shard.Reset(2**60, 2)}, 2).encode(),
         ],
     ),
     DecoderCase(
         "progress",
-        shard.Progress.decode,
+        shard.ProgressRow.decode,
         [
-            shard.Progress({}, {}, 0).encode(),
-            shard.Progress({"a": 2**60, "b/c": 0}, {"far:x": 7}, 2).encode(),
-            shard.Progress({"a": 1}, {}, 2, {"a": 5, "b/c": 2**32 - 1}).encode(),
+            shard.ProgressRow({}, {}, 0).encode(),
+            shard.ProgressRow({"a": 2**60, "b/c": 0}, {"far:x": 7}, 2).encode(),
+            shard.ProgressRow({"a": 1}, {}, 2, {"a": 5, "b/c": 2**32 - 1}).encode(),
         ],
     ),
     DecoderCase("consumer key", shard.decode_consumer_key, [shard.consumer_key("a é")]),
@@ -339,7 +345,7 @@ DECODERS: list[DecoderCase] = [
         [shard.progress_key(7)],
     ),
     DecoderCase("shard counter", shard.decode_counter, [shard.encode_counter(7)]),
-    DecoderCase("the store's time", Recorded.decode, [Recorded(1 << 40, 2, 3).encode()]),
+    DecoderCase("the store's time", RecordedTime.decode, [RecordedTime(1 << 40, 2, 3).encode()]),
     DecoderCase("answers", decode_answers, [encode_answers([(b"s" * 16, 1, 2, b"answer")] * 2, 99)]),
     DecoderCase(
         "intents",
@@ -353,7 +359,18 @@ DECODERS: list[DecoderCase] = [
         lambda data: SavedPlace.decode(data + xxhash.xxh64_digest(data)),
         [SavedPlace(5).encode()[:-8], SavedPlace(1 << 60, 7, 9).encode()[:-8]],
     ),
-    DecoderCase("epoch", State.decode, [State(99, 5, 4, 1000).encode()]),
+    DecoderCase("place of a bridge from Kafka", TOPIC_PLACE.decode, [TOPIC_PLACE.encode(_TOPIC_PLACE)]),
+    DecoderCase(
+        "place of a bridge from Kafka, whose checksum is right",
+        lambda data: TOPIC_PLACE.decode(data + xxhash.xxh64_digest(data)),
+        [TOPIC_PLACE.encode(_TOPIC_PLACE)[:-8]],
+    ),
+    DecoderCase(
+        "place of a bridge to Kafka",
+        JOURNAL_PLACE.decode,
+        [JOURNAL_PLACE.encode(JournalPlace("j", 3, 1000, "t", "id", "detent.j", 7, True, 6))],
+    ),
+    DecoderCase("epoch", EnvironmentState.decode, [EnvironmentState(99, 5, 4, 1000).encode()]),
     DecoderCase(
         "head of a commit log",
         lambda data: decode_log_head(LogName(9, 3), data),

@@ -24,7 +24,8 @@ from detent.journal import Message
 from detent.processor import Graph, LiveGraph, Processor, provenance_of
 from detent.processor.outcome import ERROR_TYPE, TYPE
 from detent.processor.plan import errors_of
-from detent.processor.records import Mark, Record
+from detent.processor.records import Mark
+from detent.processor.records import ProcessorRecord as Record
 from detent.processor.runner import Runner
 from detent.shard import operations as ops
 from graphprogram import EFFECTS, GRAPHS, TRAIL, die_at, runs, serves, url_of

@@ -25,8 +25,8 @@ from detent import AsyncStore
 from detent.errors import DetentError
 from detent.remote import LocalOwner
 from detent.server.access import Caller
-from detent.server.app import Application, Part
-from detent.server.http import Request, Response
+from detent.server.app import Part, ServerApplication
+from detent.server.http import HttpRequest, Response
 
 HOST = "127.0.0.1"
 START_SECONDS = 30.0
@@ -83,14 +83,14 @@ class Posing:
         self.name = part.name
         self.caller = caller
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: HttpRequest) -> bool:
         return self._part.owns(request)
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         del caller
         return await self._part.answer(request, self.caller)
 
-    def refuse(self, request: Request, error: DetentError) -> Response:
+    def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         return self._part.refuse(request, error)
 
     async def close(self) -> None:
@@ -121,7 +121,7 @@ class _Thread(threading.Thread):
         async with detent.open_async(self._url) as self.store:
             self.parts = self._make_parts(self.store)
             config = uvicorn.Config(
-                Application(self.parts), log_config=None, log_level="warning", access_log=False,
+                ServerApplication(self.parts), log_config=None, log_level="warning", access_log=False,
                 lifespan="off", http="h11", loop="asyncio", ws="none", timeout_graceful_shutdown=int(STOP_SECONDS),
             )  # fmt: skip
             self.server = uvicorn.Server(config)

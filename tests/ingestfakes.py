@@ -29,7 +29,7 @@ from detent.ingest.objects import FileObjects
 from detent.ingest.shard_sql import FILES, SHARDS
 from detent.ingest.shared_state import QueueSharedState
 from detent.ingest.staging import Staging
-from detent.tables.files import DataFile
+from detent.tables.files import WrittenFile
 from detent.transports.contract import Delivery
 
 RECEIVE_S, EXTENSION_S, LAST_S, GRACE_S, RETRY_S = 180, 60, 120, 120, 10
@@ -167,7 +167,9 @@ class Job:
         path.write_text(json.dumps(self.runs[-1]))
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
-        return BatchOutput(batch, str(folder), (DataFile(str(path), len(files), 1, 0),), StructType([]))
+        return BatchOutput(
+            batch, str(folder), (WrittenFile(f"data/{batch}/part.parquet", 1, len(files), {}, 0, "{}"),), StructType([])
+        )
 
 
 class Pipeline(QueueCoordinator):

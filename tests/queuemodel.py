@@ -52,7 +52,7 @@ class Message:
     number: int
     record: int
     kind: int
-    payload: bytes
+    body: bytes
     headers: dict[str, str]
     received_ms: int
     visible_ms: int
@@ -282,9 +282,9 @@ class Model(ReaderRules):
         return self.queues[name]
 
     def publish(self, op: ops.Publish, hint: ops.PublishedMessages | None) -> ops.PublishedMessages:
-        keys = op.dedup_keys or [None] * len(op.payloads)
+        keys = op.dedup_keys or [None] * len(op.bodies)
         headers = op.headers or [{}]
-        headers = headers * len(op.payloads) if len(headers) == 1 else headers
+        headers = headers * len(op.bodies) if len(headers) == 1 else headers
         if op.to:
             queue = self.find(op.to)
             if not all(map(queue.matches, headers)):
@@ -313,7 +313,7 @@ class Model(ReaderRules):
             number = first + place
             record = number - place % publishing.RECORD_MESSAGES_MAX
             self.messages[number] = Message(
-                number, record, kind, op.payloads[index], headers[index], self.now_ms, visible_ms, deadline_ms
+                number, record, kind, op.bodies[index], headers[index], self.now_ms, visible_ms, deadline_ms
             )
             self.deliver(number)
         self.log_end = first + len(new)
@@ -872,13 +872,13 @@ def _check_holds(machine: QueueMachine, holds: dict[int, int]) -> None:
     assert counted == len(holds), "a message is held by nobody"
 
 
-def payloads(view: View) -> dict[int, tuple[int, bytes]]:
-    """The payloads in the store by message."""
+def bodies(view: View) -> dict[int, tuple[int, bytes]]:
+    """The bodies in the store by message."""
     found = {}
     for key, value in view.scan(*published.PAYLOAD.range()):
         first = int.from_bytes(key[3:], "big")
-        for index, payload in published.decode_payloads(value).items():
-            found[first + index] = tuple(payload)
+        for index, body in published.decode_payloads(value).items():
+            found[first + index] = tuple(body)
     return found
 
 

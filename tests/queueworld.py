@@ -17,8 +17,8 @@ class Queues(World):
 
     def publish(self, count: int = 1, queue: str = "q", **options: Any) -> list[int]:
         headers = options.pop("headers", [{"queue": queue}])
-        payloads = [f"payload {index}".encode() for index in range(count)]
-        result = self.commit(ops.Publish(payloads, headers, **options))[0]
+        bodies = [f"body {index}".encode() for index in range(count)]
+        result = self.commit(ops.Publish(bodies, headers, **options))[0]
         return list(range(result.first, result.first + result.count))
 
     def urgent(self, *priorities: int, queue: str = "q") -> list[int]:
@@ -36,11 +36,11 @@ class Queues(World):
         found = self.commit(ops.FindMessage(message))[0].states
         return next((state for state in found if state.queue == queue), None)
 
-    def payloads(self) -> dict[int, bytes]:
+    def stored_bodies(self) -> dict[int, bytes]:
         """What is stored after a checkpoint."""
-        self.commit(ops.Checkpoint())
+        self.commit(ops.WriteCheckpoint())
         with self.writer.view() as view:
-            return {message: payload[1] for message, payload in queuemodel.payloads(view).items()}
+            return {message: body[1] for message, body in queuemodel.bodies(view).items()}
 
     def later(self, milliseconds: int) -> None:
         """Time passes, and nobody looks."""

@@ -95,7 +95,7 @@ class ReaderRules:
     def within(self, queue: Queue, chosen: list[Entry], bytes_max: int) -> list[Entry]:
         size, count = 0, 0
         for entry in chosen:
-            size += len(self.messages[entry.message].payload)
+            size += len(self.messages[entry.message].body)
             if bytes_max and count and size > bytes_max:
                 break
             count += 1

@@ -15,10 +15,10 @@ import uvicorn
 import detent
 from detent import Store
 from detent.errors import Denied, DetentError
-from detent.remote.owner import _Server
+from detent.remote.owner import _SocketUvicorn
 from detent.server.access import Caller, Grant
-from detent.server.app import Application, Part, problem
-from detent.server.http import Request, Response
+from detent.server.app import Part, ServerApplication, problem
+from detent.server.http import HttpRequest, Response
 from detent.server.native import NativePart
 from detent.store import AsyncStore
 from processes import PATIENCE_S, Io
@@ -38,17 +38,17 @@ class Guarded:
         self._part = part
         self.name = part.name
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: HttpRequest) -> bool:
         return self._part.owns(request)
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         for token, grants in TOKENS.items():
             if hmac.compare_digest(token, given):
                 return await self._part.answer(request, Caller(token, grants))
         return problem(401, "Denied", "who are you?")
 
-    def refuse(self, request: Request, error: DetentError) -> Response:
+    def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         assert not isinstance(error, Denied) or "may not" in str(error)
         return self._part.refuse(request, error)
 
@@ -65,7 +65,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"{'https' if 'ssl_certfile' in options else 'http'}://127.0.0.1:{self.port}"
         self.store: Store | None = None
-        self._server: _Server | None = None
+        self._server: _SocketUvicorn | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -94,9 +94,9 @@ class HttpServer:
         self._socket.close()
 
 
-def make_server(store: AsyncStore, *, guarded: bool = False, middle: Any = None, **options: Any) -> _Server:
+def make_server(store: AsyncStore, *, guarded: bool = False, middle: Any = None, **options: Any) -> _SocketUvicorn:
     part: Part = NativePart(store)
-    app: Any = Application([Guarded(part) if guarded else part])
+    app: Any = ServerApplication([Guarded(part) if guarded else part])
     config = uvicorn.Config(
         middle(app) if middle else app,
         log_config=None,
@@ -106,7 +106,7 @@ def make_server(store: AsyncStore, *, guarded: bool = False, middle: Any = None,
         ws="none",
         **options,
     )
-    return _Server(config)
+    return _SocketUvicorn(config)
 
 
 @contextlib.contextmanager

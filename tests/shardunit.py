@@ -10,7 +10,8 @@ from typing import Any
 import detent
 from detent.consumer import Consumer
 from detent.consumer.progress import Progress
-from detent.consumer.shard import Assignment, Shard
+from detent.consumer.shard import Shard
+from detent.consumer.shard import ShardSetup as Assignment
 from detent.engine import Operation
 from detent.message import ACK_TXN
 from detent.shard import operations as ops

@@ -31,7 +31,8 @@ _QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 class SparkCluster:
     """A master and two workers, which offer one core each. Everything below them ends with them.
 
-    Workers have the environment of the moment when the cluster was started, a program that of its own start.
+    The workers share no folder: each has its own for its work and for what Spark spills. They have the environment of
+    the moment when the cluster was started, a program that of its own start.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +43,6 @@ class SparkCluster:
         self._environment = {
             "JAVA_HOME": str(java.stand_in(java.find())),
             "SPARK_HOME": str(self._home),
-            "SPARK_LOCAL_DIRS": str(folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": _QUICK_JAVA,
             "SPARK_SUBMIT_OPTS": _QUICK_JAVA,
@@ -69,7 +69,7 @@ class SparkCluster:
         self.master = eventually(lambda: _MASTER.search(self.log("master")), seconds=START_S, what="the master")[1]
         for number in (1, 2):
             host = f"127.0.0.{number}"
-            offer = ["--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / f"work{number}")]
+            offer = ["--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / f"of-worker{number}" / "work")]
             worker = self._run(f"worker{number}", [*self._daemon("worker.Worker", host), *offer, self.master], host)
             self.workers.append(worker.pid)
         logs = ("worker1", "worker2")
@@ -82,13 +82,15 @@ class SparkCluster:
     def _run(self, name: str, command: list[str], host: str) -> subprocess.Popen[bytes]:
         """A process that leads a session: whatever it starts can be found by that."""
         with (self._folder / f"{name}.log").open("wb") as log:
+            own = self._folder / f"of-{name}"
+            own.mkdir(exist_ok=True)
             process = subprocess.Popen(
                 command,
-                cwd=self._folder,
+                cwd=own,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self._environment, "SPARK_LOCAL_IP": host},
+                env={**os.environ, **self._environment, "SPARK_LOCAL_IP": host, "SPARK_LOCAL_DIRS": str(own)},
                 start_new_session=True,
             )
         self._started.append(process)
@@ -108,6 +110,13 @@ class SparkCluster:
         options = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
         command = [str(self._home / "bin" / "spark-submit"), *options, str(program), *arguments]
         return self._run("submit", command, "127.0.0.1")
+
+    def kill_worker(self, number: int) -> None:
+        """Kill a worker, and its executors with it."""
+        worker = self.workers.pop(number - 1)
+        executors = [pid for pid, parent, _ in _processes() if parent == worker]
+        for pid in [worker, *executors]:
+            os.kill(pid, signal.SIGKILL)
 
     def log(self, name: str) -> str:
         """What the process of that name has printed."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import detent
 from detent.server.access import UNCHECKED, Caller
-from detent.server.http import Request, Response
+from detent.server.http import HttpRequest, Response
 from detent.server.sqs import SqsPart
 from processes import PATIENCE_S
 
@@ -69,7 +69,7 @@ class Endpoint:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": body, "more_body": False}
 
-        request = Request(scope, receive)
+        request = HttpRequest(scope, receive)
         assert self.part.owns(request)
         return self._runner.run(self.part.answer(request, caller))
 

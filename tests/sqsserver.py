@@ -91,12 +91,12 @@ async def serve(store_url: str, port: int) -> None:
     import uvicorn
 
     import detent
-    from detent.server.app import Application
+    from detent.server.app import ServerApplication
     from detent.server.sqs import SqsPart
 
     async with detent.open_async(store_url) as store:
         part = SqsPart(store)
-        config = uvicorn.Config(Application([part]), host="127.0.0.1", port=port, log_level="warning")
+        config = uvicorn.Config(ServerApplication([part]), host="127.0.0.1", port=port, log_level="warning")
         await uvicorn.Server(config).serve()
         await part.close()
 

@@ -34,7 +34,6 @@ from typing import Any
 MODULES = (
     "detent.bus.inbox",
     "detent.bus.outbox_sql",
-    "detent.bus.running",
     "detent.bus.app",
     "detent.cli",
     "detent.runtime.target",

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from bench.harness import INFORMATIVE, Plan, Row, Size, ours_at_most
@@ -20,12 +19,13 @@ from detent.ingest import IngestConfig, metastore
 from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.committers import committer_of
 from detent.ingest.shared_state import FileShard, QueueSharedState
-from detent.tables.files import DataFile
+from detent.tables.files import write_files
 
 KINDS = ("manifest", "delta", "iceberg")
 SIZES = (1, 10, 100)
 COMMITS, QUICK_COMMITS, EDGE = 400, 60, 20
 SCHEMA = StructType([StructField("id", LongType()), StructField("name", StringType())])
+ROWS = pa.RecordBatch.from_pydict({"id": list(range(10)), "name": ["x"] * 10})
 
 
 class _Table:
@@ -43,17 +43,12 @@ class _Table:
         """Milliseconds for a commit of so many shards, each with a data file of its own."""
         self._number += 1
         batch = f"{self.state.token}-{self._number:06d}"
-        folder = Path(self.committer.folder_of(batch))
-        folder.mkdir(parents=True)
-        written = []
-        for number in range(files):
-            path = folder / f"part-{number}.parquet"
-            pq.write_table(pa.table({"id": list(range(10)), "name": ["x"] * 10}), path)
-            written.append(DataFile(str(path), 10, path.stat().st_size, 0))
+        plan = self.committer.plan(batch, SCHEMA)
+        written = [one for _ in range(files) for one in write_files(plan, [ROWS])]
         shards = [FileShard(uuid.uuid4().bytes, f"file:///{batch}/{number}", "etag:0", 100) for number in range(files)]
         self.state.open(shards)
         began = time.perf_counter()
-        self.committer.publish(shards, BatchOutput(batch, str(folder), tuple(written), SCHEMA))
+        self.committer.publish(shards, BatchOutput(batch, self.committer.folder_of(batch), tuple(written), SCHEMA))
         return (time.perf_counter() - began) * 1000
 
 

@@ -12,7 +12,7 @@ from bench.harness import Opened, Plan, Row, Size, in_turn, ours_at_least
 from bench.journal.suite import SUITE
 from bench.journal.timing import rate
 from bench.place import Place
-from detent.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
+from detent.message.uuids import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from detent.message.vectorised import sequence_block, sequence_block_scalar
 
 ROWS = 1_000_000

@@ -73,7 +73,7 @@ def batches(place: Place, size: Size) -> Iterator[Plan]:
         row(number, "SQLite", bar, f"sqlite.{number}", f"{about}; what its queue does: bench/queue/sqlite.py")
     for number in WHAT:
         bar = ratio_at_least(0.15, "at least 0.15 x raw LMDB putting the same packed bytes")
-        note = f"{about}; other: the {data.BATCH} payloads as one value, one put, one synced commit"
+        note = f"{about}; other: the {data.BATCH} bodies as one value, one put, one synced commit"
         row(number, "raw LMDB", bar, "lmdb.put", note)
     for number in WHAT:
         row(number, "a plain file", INFORMATIVE, "log.append", "other: the same packed bytes, raw append + fdatasync")

@@ -53,7 +53,7 @@ def reopen(url: str) -> dict[str, float]:
         data.check(more, FEW)
         memory = _memory()
         queue.ack([*first, *more])
-        queue.publish_many([message.payload for message in (*first, *more)])  # as many as before
+        queue.publish_many([message.body for message in (*first, *more)])  # as many as before
     return {
         "open_s": opened - started,
         "claim_s": claimed - opened,

@@ -13,28 +13,28 @@ from bench.harness import Skipped
 from bench.place import Place
 
 NAME = "bench"
-PAYLOAD_BYTES = 1024
+BODY_BYTES = 1024
 BATCH = 100
 DISTINCT = 1_000
-"""Different payloads, used in turn."""
+"""Different bodies, used in turn."""
 
 STORE_BYTES_PER_MESSAGE = 1_500
 """A generous guess, to refuse a run that would fill the disk."""
 
 
-def payloads() -> list[bytes]:
+def bodies() -> list[bytes]:
     """Bytes that no layer below could compress or share."""
-    return [os.urandom(PAYLOAD_BYTES) for _ in range(DISTINCT)]
+    return [os.urandom(BODY_BYTES) for _ in range(DISTINCT)]
 
 
 def singles() -> Iterator[bytes]:
-    """Payloads without end."""
-    return itertools.cycle(payloads())
+    """Bodies without end."""
+    return itertools.cycle(bodies())
 
 
 def batches(size: int = BATCH) -> Iterator[list[bytes]]:
-    """Batches of payloads without end."""
-    ready = payloads()
+    """Batches of bodies without end."""
+    ready = bodies()
     return itertools.cycle([ready[start : start + size] for start in range(0, DISTINCT, size)])
 
 
@@ -46,14 +46,14 @@ class Consumed(Protocol):
     """What a claim gives."""
 
     @property
-    def payload(self) -> bytes: ...
+    def body(self) -> bytes: ...
 
 
 def check(messages: list[Consumed], count: int) -> None:
-    """A claim gave what it should, with its payloads."""
+    """A claim gave what it should, with its bodies."""
     assert len(messages) == count, f"{len(messages)} messages instead of {count}"
     for message in messages:
-        assert len(message.payload) == PAYLOAD_BYTES, f"a payload of {len(message.payload)} bytes"
+        assert len(message.body) == BODY_BYTES, f"a body of {len(message.body)} bytes"
 
 
 class Ours:

@@ -4,7 +4,7 @@ What it does: durable commits (WAL, synchronous=FULL; page cache and wal_autoche
 cached prepared statements, explicit BEGIN IMMEDIATE and COMMIT, executemany for batches. Priorities, delays
 (visible_at), a retention deadline, attempts, leases with a deadline, a delivery number that fences late
 acknowledgements off, the consumer's label, headers as JSON, and done messages that are kept for an hour without their
-payload, as ours are. A claim is one UPDATE ... RETURNING and gives payload and headers; an acknowledgement of a stale
+body, as ours are. A claim is one UPDATE ... RETURNING and gives body and headers; an acknowledgement of a stale
 delivery refuses all that came with it.
 
 Chosen in its favour: queues are numbers; message numbers are row numbers without AUTOINCREMENT; the delivery number
@@ -50,7 +50,7 @@ CREATE TABLE messages (
     done_at INTEGER,
     consumer TEXT,
     headers TEXT NOT NULL,
-    payload BLOB
+    body BLOB
 );
 CREATE INDEX claimable ON messages (queue, priority, id) WHERE state = 0;
 CREATE INDEX leases ON messages (lease_until) WHERE lease_until IS NOT NULL;
@@ -59,7 +59,7 @@ CREATE INDEX done ON messages (queue, done_at) WHERE done_at IS NOT NULL;
 """
 
 PUBLISH = """
-INSERT INTO messages (queue, state, priority, received_at, visible_at, deadline, attempts, delivery, headers, payload)
+INSERT INTO messages (queue, state, priority, received_at, visible_at, deadline, attempts, delivery, headers, body)
 VALUES (?, 0, ?, ?, ?, ?, 0, 0, ?, ?)
 """
 
@@ -70,11 +70,11 @@ WHERE id IN (
     WHERE queue = ? AND state = 0 AND visible_at <= ?
     ORDER BY priority, id LIMIT ?
 )
-RETURNING priority, id, delivery, attempts, lease_until, received_at, headers, payload
+RETURNING priority, id, delivery, attempts, lease_until, received_at, headers, body
 """
 
 ACK = """
-UPDATE messages SET state = 2, done_at = ?, lease_until = NULL, payload = NULL
+UPDATE messages SET state = 2, done_at = ?, lease_until = NULL, body = NULL
 WHERE id = ? AND delivery = ? AND state = 1 AND lease_until > ?
 """
 
@@ -89,7 +89,7 @@ class Claimed(NamedTuple):
     lease_until: int
     received_at: int
     headers: dict[str, str]
-    payload: bytes
+    body: bytes
 
 
 class SqliteQueue:
@@ -101,14 +101,14 @@ class SqliteQueue:
         self._executemany = connection.executemany
         self._delivery = self._execute("SELECT coalesce(max(delivery), 0) FROM messages").fetchone()[0]
 
-    def publish(self, payloads: Sequence[bytes], headers: dict[str, str], priority: int = 0) -> None:
+    def publish(self, bodies: Sequence[bytes], headers: dict[str, str], priority: int = 0) -> None:
         now = _now_ms()
         row = (QUEUE, priority, now, now, now + RETENTION_MS, json.dumps(headers))
         self._execute("BEGIN IMMEDIATE")
-        if len(payloads) == 1:
-            self._execute(PUBLISH, (*row, payloads[0]))
+        if len(bodies) == 1:
+            self._execute(PUBLISH, (*row, bodies[0]))
         else:
-            self._executemany(PUBLISH, [(*row, payload) for payload in payloads])
+            self._executemany(PUBLISH, [(*row, body) for body in bodies])
         self._execute("COMMIT")
 
     def claim(self, count: int, consumer: str) -> list[Claimed]:

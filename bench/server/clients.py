@@ -11,10 +11,11 @@ from bench.harness import Plan, Size, Skipped
 from bench.place import Place
 from bench.server import comparison, peers
 from bench.server.load import Call
-from bench.server.native import PAYLOAD, QUEUE, Postgres
+from bench.server.native import BODY as TEXT
+from bench.server.native import QUEUE, Postgres
 from bench.server.suite import SUITE
 
-BODY = PAYLOAD.encode()
+BODY = TEXT.encode()
 STREAM, GROUP, CONSUMER = "s", "g", "c"
 
 
@@ -39,7 +40,7 @@ class Ours:
 
             async def consume() -> None:
                 (message,) = await queue.claim(1)
-                assert message.payload == BODY
+                assert message.body == BODY
                 await message.ack()
 
             yield {"publish": [publish] * count, "consume": [consume] * count}
@@ -68,14 +69,14 @@ class Redis:
         def consume(client: Any) -> Call:
             async def both() -> None:
                 ((_, ((identity, fields),)),) = await client.xreadgroup(GROUP, CONSUMER, {STREAM: ">"}, count=1)
-                assert fields[b"payload"] == BODY
+                assert fields[b"body"] == BODY
                 await client.xack(STREAM, GROUP, identity)
                 await client.xdel(STREAM, identity)
 
             return both
 
         yield {
-            "publish": [lambda one=one: one.xadd(STREAM, {"payload": BODY}) for one in opened],
+            "publish": [lambda one=one: one.xadd(STREAM, {"body": BODY}) for one in opened],
             "consume": [consume(one) for one in opened],
         }
         for one in opened:

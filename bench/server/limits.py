@@ -12,7 +12,7 @@ from bench.harness import INFORMATIVE, Plan, Row, Size
 from bench.place import Place
 from bench.server import peers
 from bench.server.load import Call, rate_of
-from bench.server.native import JSON, PAYLOAD, QUEUE, Postgres, Redis
+from bench.server.native import BODY, JSON, QUEUE, Postgres, Redis
 from bench.server.sqs import Side
 from bench.server.suite import SUITE
 from bench.server.wire import Connection, http_answer, http_request
@@ -30,7 +30,7 @@ class Nothing:
     @asynccontextmanager
     async def callers(self, count: int) -> AsyncIterator[dict[str, list[Call]]]:
         opened = [await Connection.open("127.0.0.1", self._port, http_answer) for _ in range(count)]
-        send = http_request("POST", f"/v1/queues/{QUEUE}/messages", msgspec.json.encode({"payload": PAYLOAD}), JSON)
+        send = http_request("POST", f"/v1/queues/{QUEUE}/messages", msgspec.json.encode({"body": BODY}), JSON)
         yield {"publish": [lambda one=one: one.call(send) for one in opened]}
         for one in opened:
             one.close()
@@ -42,7 +42,7 @@ def limits(place: Place, size: Size) -> Iterator[Plan]:
     total, calls = size.of(6_000, 600), size.of(60, 40)
     with ExitStack() as stack:
         directory = stack.enter_context(place.fresh())
-        servers = {kind: stack.enter_context(peers.nothing(directory, kind, PAYLOAD)) for kind in KINDS}
+        servers = {kind: stack.enter_context(peers.nothing(directory, kind, BODY)) for kind in KINDS}
         redis = Redis(stack.enter_context(peers.redis(directory)))
         postgres = Postgres(stack.enter_context(peers.postgres(directory)))
         asyncio.run(redis.prepare())

@@ -17,7 +17,7 @@ from bench.server.suite import SUITE
 from bench.server.wire import Connection, http_answer, http_request, redis_answer, redis_request
 
 QUEUE = "bench"
-PAYLOAD = os.urandom(512).hex()
+BODY = os.urandom(512).hex()
 """1 KiB of text."""
 
 JSON = {"content-type": "application/json"}
@@ -40,13 +40,13 @@ class Ours:
     @asynccontextmanager
     async def callers(self, count: int) -> AsyncIterator[dict[str, list[Call]]]:
         opened = [await Connection.open("127.0.0.1", self._port, http_answer) for _ in range(count)]
-        send = http_request("POST", f"/v1/queues/{QUEUE}/messages", msgspec.json.encode({"payload": PAYLOAD}), JSON)
+        send = http_request("POST", f"/v1/queues/{QUEUE}/messages", msgspec.json.encode({"body": BODY}), JSON)
         claim = http_request("POST", f"/v1/queues/{QUEUE}/claim", b'{"count": 1}', JSON)
 
         def consume(connection: Connection) -> Call:
             async def both() -> None:
                 (message,) = msgspec.json.decode(await connection.call(claim))["messages"]
-                assert message["payload"] == PAYLOAD
+                assert message["body"] == BODY
                 ack = msgspec.json.encode({"receipts": [message["receipt"]]})
                 await connection.call(http_request("POST", f"/v1/queues/{QUEUE}/ack", ack, JSON))
 
@@ -74,7 +74,7 @@ class Redis:
     @asynccontextmanager
     async def callers(self, count: int) -> AsyncIterator[dict[str, list[Call]]]:
         opened = [await Connection.open("127.0.0.1", self._port, redis_answer) for _ in range(count)]
-        send = redis_request(b"XADD", b"s", b"*", b"payload", PAYLOAD.encode())
+        send = redis_request(b"XADD", b"s", b"*", b"body", BODY.encode())
         claim = redis_request(b"XREADGROUP", b"GROUP", b"g", b"c", b"COUNT", b"1", b"STREAMS", b"s", b">")
 
         def consume(connection: Connection) -> Call:
@@ -99,14 +99,14 @@ CREATE TABLE IF NOT EXISTS jobs (
     priority smallint NOT NULL DEFAULT 128,
     lease_until timestamptz,
     attempts int NOT NULL DEFAULT 0,
-    payload text NOT NULL
+    body text NOT NULL
 );
 CREATE INDEX IF NOT EXISTS claimable ON jobs (priority, id) WHERE lease_until IS NULL;
 """
 CLAIM = """
 UPDATE jobs SET lease_until = now() + interval '30 s', attempts = attempts + 1
 WHERE id = (SELECT id FROM jobs WHERE lease_until IS NULL ORDER BY priority, id LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING id, payload
+RETURNING id, body
 """
 
 
@@ -130,15 +130,15 @@ class Postgres:
         opened = [await self._connect() for _ in range(count)]
         calls: dict[str, list[Call]] = {"publish": [], "consume": []}
         for one in opened:
-            send = await one.prepare("INSERT INTO jobs (payload) VALUES ($1)")
+            send = await one.prepare("INSERT INTO jobs (body) VALUES ($1)")
             claim, ack = await one.prepare(CLAIM), await one.prepare("DELETE FROM jobs WHERE id = $1")
 
             async def both(claim: Any = claim, ack: Any = ack) -> None:
                 row = await claim.fetchrow()
-                assert row["payload"] == PAYLOAD
+                assert row["body"] == BODY
                 await ack.fetch(row["id"])
 
-            calls["publish"].append(lambda send=send: send.fetch(PAYLOAD))
+            calls["publish"].append(lambda send=send: send.fetch(BODY))
             calls["consume"].append(both)
         yield calls
         for one in opened:

@@ -1,6 +1,6 @@
 """Servers that do nothing: what is left of a bar when the server's own work takes no time at all.
 
-``python -m bench.server.nothing PORT raw PAYLOAD`` reads requests without looking at them and answers each with the
+``python -m bench.server.nothing PORT raw BODY`` reads requests without looking at them and answers each with the
 same bytes, on uvloop: no server in Python is faster. ``asgi`` is an application for uvicorn that does as little.
 """
 
@@ -10,15 +10,15 @@ import asyncio
 import sys
 from typing import Any, Final
 
-# What SendMessage answers: boto3 checks the digest of the body that it has sent, so this is of the bench's payload.
+# What SendMessage answers: boto3 checks the digest of the body that it has sent, so this is of the bench's body.
 ANSWER_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-amz-json-1.0\r\ncontent-length: %d\r\n\r\n"
 
 
-def answer_to(payload: str) -> bytes:
+def answer_to(body: str) -> bytes:
     """The body of an answer to SendMessage."""
     from hashlib import md5
 
-    digest = md5(payload.encode(), usedforsecurity=False).hexdigest()
+    digest = md5(body.encode(), usedforsecurity=False).hexdigest()
     return b'{"MessageId":"00000000-0000-0000-0000-000000000000","MD5OfMessageBody":"%b"}' % digest.encode()
 
 
@@ -62,8 +62,8 @@ def asgi(body: bytes) -> Any:
 
 
 def main() -> None:
-    port, kind, payload = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    body = answer_to(payload)
+    port, kind, body = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    body = answer_to(body)
     if kind == "raw":
         import uvloop
 

@@ -74,10 +74,10 @@ def detent(directory: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def nothing(directory: Path, kind: str, payload: str) -> Iterator[Server]:
+def nothing(directory: Path, kind: str, body: str) -> Iterator[Server]:
     """A server that answers at once, whatever it is asked; see `nothing.py` for the kinds."""
     port = free_port()
-    command = [sys.executable, "-m", "bench.server.nothing", str(port), kind, payload]
+    command = [sys.executable, "-m", "bench.server.nothing", str(port), kind, body]
     with _running(command, port, directory / f"nothing-{kind}.log") as server:
         yield server
 

@@ -15,7 +15,7 @@ from bench.harness import Plan, Row, Size, ratio_at_least
 from bench.place import Place
 from bench.server import peers
 from bench.server.load import rate_of
-from bench.server.native import PAYLOAD
+from bench.server.native import BODY
 from bench.server.suite import SUITE
 from bench.server.wire import Connection, http_answer, http_request
 
@@ -40,7 +40,7 @@ class Side:
         self._make_queue = make_queue
         self._client = _client(port)
         self._rounds = itertools.count()
-        self._entries = [{"Id": str(number), "MessageBody": PAYLOAD} for number in range(BATCH)]
+        self._entries = [{"Id": str(number), "MessageBody": BODY} for number in range(BATCH)]
 
     def _new_queue(self) -> str:
         """A queue for each round: moto takes the longer for a message the more of them a queue holds."""
@@ -52,13 +52,13 @@ class Side:
 
     def sent_through_boto(self, calls: int) -> float:
         """Messages a second, one after another."""
-        send = {"QueueUrl": self._new_queue(), "MessageBody": PAYLOAD}
+        send = {"QueueUrl": self._new_queue(), "MessageBody": BODY}
         return self._boto(calls, lambda: self._client.send_message(**send))
 
     def measure(self, calls: int) -> dict[str, float]:
         """Messages a second, each way of sending them."""
         self._url = self._new_queue()
-        send = {"QueueUrl": self._url, "MessageBody": PAYLOAD}
+        send = {"QueueUrl": self._url, "MessageBody": BODY}
         batch = {"QueueUrl": self._url, "Entries": self._entries}
         return {
             "boto-one": self._boto(calls, lambda: self._client.send_message(**send)),

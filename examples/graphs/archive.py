@@ -6,7 +6,7 @@ there twice.
 and, in that folder:
 
     detent graph show archive.py
-    detent graph status archive.py
+    detent show archive.py
     detent graph trace archive.py kept@archive 0
     detent journal read file:./archive kept
 

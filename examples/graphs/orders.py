@@ -8,7 +8,7 @@ and then, in that folder:
     detent graph show orders.py
     detent graph send orders.py '{"number": 100, "cents": 250, "count": 3}' --type order
     detent run orders.py --once
-    detent graph status orders.py
+    detent show orders.py
     detent graph trace orders.py parcels 0
     detent journal read file:./data failed
 

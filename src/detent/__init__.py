@@ -17,6 +17,7 @@ The layers inside, from the top down; each package's docstring says which file d
     testing/        suites and fixtures for tests
     bus/            typed messages, handlers, outbox
     processor/      graphs of functions between journals
+    kafka/          bridges: a topic of Kafka into journals or queues, a journal out to a topic
     consumer/       applications with state that read journals
     transports/     queues that carry messages, of Detent, SQS, Redis, Pub/Sub or yours, for ingest and the bus
     state/          where these keep it

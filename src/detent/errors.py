@@ -27,7 +27,7 @@ Each one says what happened and, where there is something to do, what to do.
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 
 class Withheld(NamedTuple):
@@ -53,23 +53,34 @@ class DetentError(Exception):
         return self
 
 
+class _Detailed(Exception):
+    """What an error with `details` is as well: they are given after the message, in order or by name."""
+
+    details: ClassVar[tuple[str, ...]]
+
+    def __init__(self, message: str, *values: Any, **named: Any) -> None:
+        self.message = message
+        given = {**dict(zip(self.details, values, strict=False)), **named}
+        for name in self.details:
+            setattr(self, name, given.pop(name, getattr(type(self), name)))
+        if given or len(values) > len(self.details):
+            raise TypeError(f"{type(self).__name__} has the details {', '.join(self.details)}")
+        super().__init__(message, *(getattr(self, name) for name in self.details))  # copies are made from these
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class Invalid(DetentError, ValueError):
     """The input is malformed, of the wrong type or out of range. Nothing was changed."""
 
 
-class ClockAhead(Invalid):
+class ClockAhead(_Detailed, Invalid):
     """These messages have clocks further ahead of the owner's, `owner`, than it takes. Nothing was changed. Set the
     clock of the machine that publishes, or that of the owner."""
 
     details = ("owner",)
-
-    def __init__(self, message: str, owner: int = 0) -> None:
-        super().__init__(message, owner)  # copies are made from what is given here
-        self.message = message
-        self.owner = owner
-
-    def __str__(self) -> str:
-        return self.message
+    owner: int = 0
 
 
 class NotFound(DetentError, LookupError):
@@ -84,52 +95,31 @@ class Conflict(DetentError):
     """A check of the transaction failed. Nothing of the transaction was applied."""
 
 
-class AlreadyEntered(Conflict):
+class AlreadyEntered(_Detailed, Conflict):
     """This batch of a ledger was entered before, with all that belongs to it. Nothing of the transaction was applied,
     and nothing has to be: take it as done. `batch` is the highest one that the ledger `name` has."""
 
     details = ("name", "batch")
-
-    def __init__(self, message: str, name: str = "", batch: int = -1) -> None:
-        super().__init__(message, name, batch)  # copies are made from what is given here
-        self.message = message
-        self.name = name
-        self.batch = batch
-
-    def __str__(self) -> str:
-        return self.message
+    name: str = ""
+    batch: int = -1
 
 
-class RollBackHeld(Conflict):
+class RollBackHeld(_Detailed, Conflict):
     """An acknowledgement would roll back pending messages which the checkpoint in the journal `holder` has promised to
     acknowledge. Nothing was changed."""
 
     details = ("holder",)
-
-    def __init__(self, message: str, holder: str = "") -> None:
-        super().__init__(message, holder)  # copies are made from what is given here
-        self.message = message
-        self.holder = holder
-
-    def __str__(self) -> str:
-        return self.message
+    holder: str = ""
 
 
-class OtherInput(Conflict):
+class OtherInput(_Detailed, Conflict):
     """A batch of this number took effect before, and this one is made from another input, or from one that cannot be
     compared any more. Nothing was changed, and this batch has not taken effect. `batch` is its number, `name` the
     ledger's, the table's or the row's that has the other one."""
 
     details = ("name", "batch")
-
-    def __init__(self, message: str, name: str = "", batch: int = -1) -> None:
-        super().__init__(message, name, batch)  # copies are made from what is given here
-        self.message = message
-        self.name = name
-        self.batch = batch
-
-    def __str__(self) -> str:
-        return self.message
+    name: str = ""
+    batch: int = -1
 
 
 class Fenced(DetentError):
@@ -145,20 +135,13 @@ class ProducerTaken(Fenced):
     it too, so that some of them would be taken for duplicates. Nothing was changed. Start over with a new publisher."""
 
 
-class ClockBehind(Fenced):
+class ClockBehind(_Detailed, Fenced):
     """The journal `journal` has forgotten producers, and these messages have clocks at or below `floor`, the highest
     clock that any of them had: they may be old duplicates. Nothing was changed. A clock above the floor is taken."""
 
     details = ("journal", "floor")
-
-    def __init__(self, message: str, journal: str = "", floor: int = 0) -> None:
-        super().__init__(message, journal, floor)  # copies are made from what is given here
-        self.message = message
-        self.journal = journal
-        self.floor = floor
-
-    def __str__(self) -> str:
-        return self.message
+    journal: str = ""
+    floor: int = 0
 
 
 class ShardsLost(Fenced):

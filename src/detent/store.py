@@ -6,13 +6,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from detent import forks
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation, OwnerTime, Request, Ticket
-from detent.engine.twins import Twin
+from detent.engine.twins import Twin, both
 from detent.errors import Busy, Denied, Invalid, NotFound, OutcomeUnknown, SessionExpired, Unavailable
 from detent.forks import refuse_in_child
 from detent.journal import (
@@ -41,6 +42,7 @@ from detent.queue import calls as queue_calls
 from detent.queue import operations as queue_operations
 from detent.queue.calls import Message
 from detent.queue.unclaiming import has_claim
+from detent.queue.worker import DeclaredQueue
 from detent.remote import (
     AsyncLostClaims,
     AsyncRemoteOwner,
@@ -48,10 +50,10 @@ from detent.remote import (
     Connection,
     Disconnected,
     Dispatcher,
-    Line,
     LocalOwner,
     Overloaded,
     OwnerApp,
+    OwnerLine,
     RemoteJournalReader,
     RemoteOwner,
     RemoteReader,
@@ -59,6 +61,7 @@ from detent.remote import (
     lost_claims,
     server_address,
 )
+from detent.remote.address import SOCKET
 from detent.runtime.backoff import Backoff, Failures
 from detent.runtime.ground import drive
 from detent.shard import AsyncConsumers, Consumers, StateReader
@@ -85,8 +88,9 @@ def open(
     `role` narrows that: "client" never becomes the owner, "reader" only reads and needs no owner at all. `force` ends
     an owner that holds the store and does not answer.
 
-    Whoever opens a server's store is its client. A token for it comes from the environment variable DETENT_TOKEN, or
-    from the file that DETENT_TOKEN_FILE names; DETENT_CA_FILE names certificates to trust instead of the system's.
+    A process that opens a server's store is its client. A token for it comes from the environment variable
+    DETENT_TOKEN, or from the file that DETENT_TOKEN_FILE names; DETENT_CA_FILE names certificates to trust
+    instead of the system's.
     """
     return Store(url, role=role, timeout=timeout, force=force)
 
@@ -106,6 +110,11 @@ class OpeningStore:
         self._options = options
         self._store: AsyncStore | None = None
 
+    def queue(self, name: str) -> DeclaredQueue:
+        """A queue of the store, which is opened when a worker runs: for an `AsyncWorker` in a file that `detent run`
+        runs, where there is no event loop yet."""
+        return DeclaredQueue(name, os.fspath(self._url), lambda: open_async(self._url, **self._options))
+
     async def _open(self) -> AsyncStore:
         return AsyncStore(await asyncio.to_thread(Store, self._url, **self._options))
 
@@ -123,11 +132,172 @@ class OpeningStore:
             await self._store.close()
 
 
-class _Waiting(Twin):
-    """How both stores wait for messages."""
+class _StoreBase(Twin):
+    """What both stores share."""
 
     _generation: int
     _connection: Connection
+    _session: ClientSession
+    _timeout_s: float
+    reader: JournalReader
+    messages: QueueReader
+
+    @both
+    async def journals(self, prefix: str = "") -> list[str]:
+        """The names of the journals, sorted."""
+        names: list[str] = await self._aside(self.reader.names, prefix)
+        return names
+
+    @both
+    async def queues(self, prefix: str = "") -> list[QueueInfo]:
+        """The queues, by name, with their settings and contents."""
+        found = await self._do(queue_operations.DescribeQueues(None, prefix))
+        return [queue_info(queue) for queue in found.queues]
+
+    @both
+    async def unmatched(self) -> int:
+        """How many stored messages matched no queue."""
+        found: int = (await self._do(queue_operations.DescribeQueues(None, "\0"))).unmatched
+        return found
+
+    @both
+    async def set_dedup_window(self, window: Duration) -> None:
+        """Hold the dedup keys of messages published from now on for at least so long."""
+        await self._do(queue_operations.SetDedupWindow(milliseconds(window)))
+
+    @both
+    async def publish(
+        self, /, message: Message, *, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> Published:
+        """Publish a message to every queue whose filter matches its headers. One that matches none is kept until its
+        retention ends, for queues that are created with `earliest`. A dedup key is the store's.
+
+        Options: `uri`, `created`, `visible_at`, `delay`, `retention`, `dedup_key`; see :meth:`Queue.publish`.
+        """
+        operations = queue_calls.publish([queue_calls.outgoing(message, headers, options)])
+        return queue_calls.published(await self._ask(list(operations)))[0]
+
+    @both
+    async def publish_many(
+        self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
+    ) -> Sequence[Published]:
+        """Publish many messages, each to every queue that matches it; all or none."""
+        operations = queue_calls.operations_for(messages, headers, None)
+        return queue_calls.PublishedMany(await self._ask(operations) if operations else [])
+
+    @both
+    async def message(self, message: int) -> MessageInfo:
+        """A published message, and where it is in each queue. `NotFound` if nothing is known of it any more."""
+        found = await self._do(queue_operations.FindMessage(message))
+        while found.contents == [None]:  # there was no room for it in that answer
+            found = await self._do(queue_operations.FindMessage(message))
+        content = await self._aside(queue_calls.found_content, self.messages, message, found)
+        if content is None and not found.states:
+            raise NotFound(f"there is no message {message}: it is done, expired, or was never published")
+        return message_info(message, found, content)
+
+    # -- committing ---------------------------------------------------------------------------------------------
+
+    async def _commit(self, operations: list[Operation]) -> list[Any]:
+        """Apply operations as one transaction. It is sent under the same name until an owner has answered it."""
+        refuse_in_child(self._generation)
+        deadline = time.monotonic() + self._timeout_s
+        session, request = self._session, None
+        sent = asked = False
+        try:
+            while True:
+                owner = self._connection.at_hand or await self._aside(self._find_owner, deadline, sent)
+                try:
+                    if not session.is_open:
+                        session.open(await self._new_session(owner))
+                    request = request or session.begin(operations)
+                    if request is not None:
+                        asked = await self._reach(owner, operations) or asked
+                        return await self._commit_at(owner, request, deadline - time.monotonic())
+                except Overloaded as error:
+                    sent = sent or (request is not None and not error.sure)
+                    await self._sleep(self._busy_pause(error, deadline, sent))
+                except Denied as error:
+                    self._after_denial(error, sent)
+                    raise
+                except Disconnected as error:
+                    sent = sent or request is not None
+                    await self._aside(self._after_disconnect, owner, error, deadline)
+                except SessionExpired as error:
+                    self._after_expiry(request, sent, error)
+                    request = None
+        except BaseException as error:
+            is_lost = request is not None and not isinstance(error, Exception) and asked and has_claim(operations)
+            if is_lost and request is not None and self._undo_interrupted(error, request, sent):
+                request = None
+            raise
+        finally:
+            if request is not None:
+                session.end(request)
+
+    async def _new_session(self, owner: LocalOwner | RemoteOwner) -> bytes:
+        raise NotImplementedError
+
+    async def _reach(self, owner: LocalOwner | RemoteOwner, operations: list[Operation]) -> bool:
+        """Before a request goes to an owner: whether its claims have to be undone if the caller is interrupted."""
+        raise NotImplementedError
+
+    async def _commit_at(self, owner: LocalOwner | RemoteOwner, request: Request, left_s: float) -> list[Any]:
+        raise NotImplementedError
+
+    def _undo_interrupted(self, error: BaseException, request: Request, sent: bool) -> bool:
+        """The caller will not hear what it has claimed. True if the request ends with that, and not at once."""
+        raise NotImplementedError
+
+    def _find_owner(self, deadline: float, sent: bool) -> LocalOwner | RemoteOwner:
+        """The owner. When the transaction has been sent once, not finding another leaves its outcome unknown."""
+        try:
+            return self._connection.owner(deadline)
+        except Unavailable as error:
+            if not sent:
+                raise
+            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
+
+    def _after_disconnect(self, owner: LocalOwner | RemoteOwner, error: Disconnected, deadline: float) -> None:
+        """The same request is sent again, under its name, to the store's next owner."""
+        self._connection.lost(owner)
+        if time.monotonic() >= deadline:
+            raise OutcomeUnknown(f"{error}; whether the transaction was applied is unknown") from error
+
+    @staticmethod
+    def _busy_pause(error: Overloaded, deadline: float, sent: bool) -> float:
+        """How long to wait before the same request is sent again. When the time is over, what is known of it: nothing
+        was applied, unless an earlier try broke off."""
+        left = deadline - time.monotonic()
+        if left > 0:
+            return min(error.retry_s, left)
+        if sent:
+            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
+        raise Busy(f"{error}; nothing was changed") from error
+
+    @staticmethod
+    def _after_denial(error: Denied, sent: bool) -> None:
+        """A right may have been taken away between a try that broke off and this one."""
+        if sent:
+            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
+
+    def _after_expiry(self, request: Request | None, sent: bool, error: SessionExpired) -> None:
+        assert request is not None
+        self._session.expire(request.session)
+        if sent:
+            raise OutcomeUnknown("the session expired before its owner answered") from error
+
+    # -- waiting ------------------------------------------------------------------------------------------------
+
+    @both
+    async def wait_claimable(self, queue: str, timeout_ms: int) -> None:
+        """Return when a queue may have something to claim, or after the time."""
+        await self._wait_claimable(queue, timeout_ms)
+
+    @both
+    async def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
+        """Wait until a journal's next offset is above `offset`. False after the time."""
+        return await self._wait(journal, offset, timeout_ms)
 
     async def _wait_claimable(self, queue: str, timeout_ms: int) -> None:
         refuse_in_child(self._generation)
@@ -183,7 +353,7 @@ class _Waiting(Twin):
         raise NotImplementedError
 
 
-class Store(_Waiting, Ledgers, Consumers):
+class Store(_StoreBase, Ledgers, Consumers):
     """A store. Use it in a ``with`` block, or call `close`."""
 
     def __init__(
@@ -223,7 +393,7 @@ class Store(_Waiting, Ledgers, Consumers):
     def _open_readers(self) -> tuple[Reader, JournalReader]:
         owner = self._connection.current
         if self._connection.server is not None:
-            line = Line(self._connection, self._timeout_s)
+            line = OwnerLine(self._connection, self._timeout_s)
             far = RemoteReader(line)
             return far, RemoteJournalReader(far, line)
         if isinstance(owner, LocalOwner) and parse_url(self.url).scheme != "file":
@@ -268,57 +438,9 @@ class Store(_Waiting, Ledgers, Consumers):
         """A journal by name. Nothing is created before the first append."""
         return Journal(self, name)
 
-    def journals(self, prefix: str = "") -> list[str]:
-        """The names of the journals, sorted."""
-        return self.reader.names(prefix)
-
     def queue(self, name: str) -> Queue:
         """A queue by name. Create it before its first use."""
         return Queue(self, name)
-
-    def queues(self, prefix: str = "") -> list[QueueInfo]:
-        """The queues, by name, with their settings and contents."""
-        found = self.commit([queue_operations.DescribeQueues(None, prefix)])[0]
-        return [queue_info(queue) for queue in found.queues]
-
-    def unmatched(self) -> int:
-        """How many stored messages matched no queue."""
-        found: int = self.commit([queue_operations.DescribeQueues(None, "\0")])[0].unmatched
-        return found
-
-    def set_dedup_window(self, window: Duration) -> None:
-        """Hold the dedup keys of messages published from now on for at least so long."""
-        self.commit([queue_operations.SetDedupWindow(milliseconds(window))])
-
-    def publish(self, message: Message, *, headers: Mapping[str, str] | None = None, **options: Any) -> Published:
-        """Publish a message to every queue whose filter matches its headers. One that matches none is kept until its
-        retention ends, for queues that are created with `earliest`. A dedup key is the store's.
-
-        Options: `uri`, `created`, `visible_at`, `delay`, `retention`, `dedup_key`; see :meth:`Queue.publish`.
-        """
-        operations = queue_calls.publish([queue_calls.outgoing(message, headers, options)])
-        return queue_calls.published(self.commit(list(operations)))[0]
-
-    def publish_many(
-        self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
-    ) -> Sequence[Published]:
-        """Publish many messages, each to every queue that matches it; all or none."""
-        operations = queue_calls.operations_for(messages, headers, None)
-        return queue_calls.PublishedMany(self.commit(operations) if operations else [])
-
-    def message(self, message: int) -> MessageInfo:
-        """A published message, and where it is in each queue. `NotFound` if nothing is known of it any more."""
-        found = self.commit([queue_operations.FindMessage(message)])[0]
-        while found.contents == [None]:  # there was no room for it in that answer
-            found = self.commit([queue_operations.FindMessage(message)])[0]
-        content = queue_calls.found_content(self.messages, message, found)
-        if content is None and not found.states:
-            raise NotFound(f"there is no message {message}: it is done, expired, or was never published")
-        return message_info(message, found, content)
-
-    def wait_claimable(self, queue: str, timeout_ms: int) -> None:
-        """Return when a queue may have something to claim, or after the time."""
-        drive(self._wait_claimable(queue, timeout_ms))
 
     async def _await_claimable(self, owner: LocalOwner | RemoteOwner, queue: str, timeout_ms: int) -> None:
         owner.wait_claimable(queue, timeout_ms)
@@ -356,89 +478,46 @@ class Store(_Waiting, Ledgers, Consumers):
             raise Invalid(f"a server owns its store, and another process owns {self.url}: stop that one first")
         return owner.new_app()
 
+    @property
+    def socket_url(self) -> str | None:
+        """The URL of the socket at which this process answers others of this machine, if it owns the store."""
+        owner = self._connection.current
+        return f"{SOCKET}{owner.socket}" if isinstance(owner, LocalOwner) and owner.socket is not None else None
+
+    def serve(self, path: Path) -> None:
+        """Answer other processes of this machine at a socket, as the owner of a store on an object store, until this
+        store is closed. A `file:` store has a socket by itself."""
+        owner = self._connection.current
+        if not isinstance(owner, LocalOwner):
+            raise Invalid(f"another process owns {self.url}, and is to be asked there")
+        owner.serve(path)
+
     # -- committing ---------------------------------------------------------------------------------------------
 
     def commit(self, operations: list[Operation]) -> list[Any]:
         """Apply operations as one transaction; their results, once they are durable."""
-        refuse_in_child(self._generation)
-        deadline = time.monotonic() + self._timeout_s
-        session, request, sent = self._session, None, False
-        try:
-            while True:
-                owner = self._connection.at_hand or self._find_owner(deadline, sent)
-                try:
-                    if not session.is_open:
-                        session.open(owner.new_session())
-                    request = request or session.begin(operations)
-                    if request is not None:
-                        return owner.commit(request, deadline - time.monotonic())
-                except Overloaded as error:
-                    sent = sent or (request is not None and not error.sure)
-                    time.sleep(self._busy_pause(error, deadline, sent))
-                except Denied as error:
-                    self._after_denial(error, sent)
-                    raise
-                except Disconnected as error:
-                    sent = sent or request is not None
-                    self._after_disconnect(owner, error, deadline)
-                except SessionExpired as error:
-                    self._after_expiry(request, sent, error)
-                    request = None
-        except BaseException as error:
-            if request is not None and not isinstance(error, Exception) and has_claim(operations):
-                lost_claims.undo_unanswered(self, request)
-            raise
-        finally:
-            if request is not None:
-                session.end(request)
+        return drive(self._commit(operations))
+
+    async def _new_session(self, owner: LocalOwner | RemoteOwner) -> bytes:
+        return owner.new_session()
+
+    async def _reach(self, owner: LocalOwner | RemoteOwner, operations: list[Operation]) -> bool:
+        del owner, operations
+        return True
+
+    async def _commit_at(self, owner: LocalOwner | RemoteOwner, request: Request, left_s: float) -> list[Any]:
+        return owner.commit(request, left_s)
+
+    def _undo_interrupted(self, error: BaseException, request: Request, sent: bool) -> bool:
+        del error, sent
+        lost_claims.undo_unanswered(self, request)
+        return False
 
     def undo(self, operations: list[Operation]) -> None:
         """Undo claims whose messages could not be handed over, as far as the owner can be reached."""
         lost_claims.undo(self, operations)
 
-    def _find_owner(self, deadline: float, sent: bool) -> LocalOwner | RemoteOwner:
-        """The owner. When the transaction has been sent once, not finding another leaves its outcome unknown."""
-        try:
-            return self._connection.owner(deadline)
-        except Unavailable as error:
-            if not sent:
-                raise
-            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
-
-    def _after_disconnect(self, owner: LocalOwner | RemoteOwner, error: Disconnected, deadline: float) -> None:
-        """The same request is sent again, under its name, to whoever owns the store next."""
-        self._connection.lost(owner)
-        if time.monotonic() >= deadline:
-            raise OutcomeUnknown(f"{error}; whether the transaction was applied is unknown") from error
-
-    @staticmethod
-    def _busy_pause(error: Overloaded, deadline: float, sent: bool) -> float:
-        """How long to wait before the same request is sent again. When the time is over, what is known of it: nothing
-        was applied, unless an earlier try broke off."""
-        left = deadline - time.monotonic()
-        if left > 0:
-            return min(error.retry_s, left)
-        if sent:
-            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
-        raise Busy(f"{error}; nothing was changed") from error
-
-    @staticmethod
-    def _after_denial(error: Denied, sent: bool) -> None:
-        """A right may have been taken away between a try that broke off and this one."""
-        if sent:
-            raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
-
-    def _after_expiry(self, request: Request | None, sent: bool, error: SessionExpired) -> None:
-        assert request is not None
-        self._session.expire(request.session)
-        if sent:
-            raise OutcomeUnknown("the session expired before its owner answered") from error
-
     # -- waiting ------------------------------------------------------------------------------------------------
-
-    def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
-        """Wait until a journal's next offset is above `offset`. False after the time."""
-        return drive(self._wait(journal, offset, timeout_ms))
 
     async def _next_offset(self, journal: str) -> int:
         return self.reader.next_offset(journal)
@@ -448,7 +527,7 @@ class Store(_Waiting, Ledgers, Consumers):
 
     def on_growth(self, journal: str, offset: int, wake: Callable[[], None]) -> Callable[[], None] | None:
         """Call `wake` once, from whatever thread, when the journal's next offset is above `offset`; answers how to stop
-        waiting. None if another process owns the store: then somebody has to `wait`.
+        waiting. None if another process owns the store: then the caller has to `wait`.
 
         Look at the journal after this: it may have grown just before.
         """
@@ -463,7 +542,7 @@ class Store(_Waiting, Ledgers, Consumers):
         return owner.journals.watch.announced(journal) if isinstance(owner, LocalOwner) else None
 
 
-class AsyncStore(_Waiting, AsyncLedgers, AsyncConsumers):
+class AsyncStore(_StoreBase, AsyncLedgers, AsyncConsumers):
     """`Store` for asyncio: the same calls, awaited. Use it in ``async with``, or call `close`."""
 
     _store: Store
@@ -471,6 +550,7 @@ class AsyncStore(_Waiting, AsyncLedgers, AsyncConsumers):
     def __init__(self, store: Store) -> None:
         self._store = store
         self._connection, self._generation = store._connection, store._generation
+        self._session, self._timeout_s = store._session, store._timeout_s
         self._loop = asyncio.get_running_loop()
         self._dispatcher = Dispatcher(self._loop, self._undo_lost)
         self._lost_claims = AsyncLostClaims(self)
@@ -509,47 +589,9 @@ class AsyncStore(_Waiting, AsyncLedgers, AsyncConsumers):
         """A journal by name. Nothing is created before the first append."""
         return AsyncJournal(self, name)
 
-    async def journals(self, prefix: str = "") -> list[str]:
-        """The names of the journals, sorted."""
-        return await asyncio.to_thread(self.reader.names, prefix)
-
     def queue(self, name: str) -> AsyncQueue:
         """A queue by name. Create it before its first use."""
         return AsyncQueue(self, name)
-
-    async def queues(self, prefix: str = "") -> list[QueueInfo]:
-        """The queues, by name, with their settings and contents."""
-        found = (await self.commit([queue_operations.DescribeQueues(None, prefix)]))[0]
-        return [queue_info(queue) for queue in found.queues]
-
-    async def unmatched(self) -> int:
-        """How many stored messages matched no queue."""
-        found: int = (await self.commit([queue_operations.DescribeQueues(None, "\0")]))[0].unmatched
-        return found
-
-    async def set_dedup_window(self, window: Duration) -> None:
-        """Hold the dedup keys of messages published from now on for at least so long."""
-        await self.commit([queue_operations.SetDedupWindow(milliseconds(window))])
-
-    async def publish(self, message: Message, *, headers: Mapping[str, str] | None = None, **options: Any) -> Published:
-        """Publish a message to every queue whose filter matches its headers."""
-        operations = queue_calls.publish([queue_calls.outgoing(message, headers, options)])
-        return queue_calls.published(await self.commit(list(operations)))[0]
-
-    async def publish_many(
-        self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
-    ) -> Sequence[Published]:
-        """Publish many messages, each to every queue that matches it; all or none."""
-        operations = queue_calls.operations_for(messages, headers, None)
-        return queue_calls.PublishedMany(await self.commit(operations) if operations else [])
-
-    async def message(self, message: int) -> MessageInfo:
-        """A published message, and where it is in each queue."""
-        return await asyncio.to_thread(self._store.message, message)
-
-    async def wait_claimable(self, queue: str, timeout_ms: int) -> None:
-        """Return when a queue may have something to claim, or after the time."""
-        await self._wait_claimable(queue, timeout_ms)
 
     async def _await_claimable(self, owner: LocalOwner | RemoteOwner, queue: str, timeout_ms: int) -> None:
         if not isinstance(owner, LocalOwner):
@@ -594,53 +636,25 @@ class AsyncStore(_Waiting, AsyncLedgers, AsyncConsumers):
         async with self._room:
             return await self._commit(operations)
 
-    async def _commit(self, operations: list[Operation]) -> list[Any]:
-        store, session = self._store, self._store._session
-        refuse_in_child(store._generation)
-        deadline = time.monotonic() + store._timeout_s
-        request: Request | None = None
-        sent = asked = False
-        try:
-            while True:
-                owner = store._connection.at_hand
-                if owner is None:
-                    owner = await asyncio.to_thread(store._find_owner, deadline, sent)
-                try:
-                    if not session.is_open:
-                        session.open(await self._new_session(owner))
-                    request = request or session.begin(operations)
-                    if request is None:
-                        continue
-                    if not isinstance(owner, LocalOwner):
-                        remote = await self._remote_of()
-                        asked = True
-                        return await remote.commit(request, deadline - time.monotonic())
-                    if owner.engine.is_prepared(operations):
-                        asked = True
-                        return await asyncio.to_thread(owner.commit, request, deadline - time.monotonic())
-                    return await self._commit_locally(owner, request)
-                except Overloaded as error:
-                    sent = sent or (request is not None and not error.sure)
-                    await asyncio.sleep(store._busy_pause(error, deadline, sent))
-                except Denied as error:
-                    store._after_denial(error, sent)
-                    raise
-                except Disconnected as error:
-                    sent = sent or request is not None
-                    await asyncio.to_thread(store._after_disconnect, owner, error, deadline)
-                except SessionExpired as error:
-                    store._after_expiry(request, sent, error)
-                    request = None
-        except asyncio.CancelledError:
-            if request is not None and asked and has_claim(operations):
-                unsent = self._remote is not None and self._remote.take_back(request)
-                if sent or not unsent:
-                    self._lost_claims.undo_unanswered(request)
-                    request = None
-            raise
-        finally:
-            if request is not None:
-                session.end(request)
+    async def _reach(self, owner: LocalOwner | RemoteOwner, operations: list[Operation]) -> bool:
+        if isinstance(owner, LocalOwner):
+            return owner.engine.is_prepared(operations)  # otherwise `_commit_locally` undoes them
+        await self._remote_of()
+        return True
+
+    async def _commit_at(self, owner: LocalOwner | RemoteOwner, request: Request, left_s: float) -> list[Any]:
+        if not isinstance(owner, LocalOwner):
+            return await (await self._remote_of()).commit(request, left_s)
+        if owner.engine.is_prepared(request.operations):
+            return await asyncio.to_thread(owner.commit, request, left_s)
+        return await self._commit_locally(owner, request)
+
+    def _undo_interrupted(self, error: BaseException, request: Request, sent: bool) -> bool:
+        unsent = self._remote is not None and self._remote.take_back(request)
+        if not isinstance(error, asyncio.CancelledError) or (unsent and not sent):
+            return False
+        self._lost_claims.undo_unanswered(request)
+        return True
 
     async def _commit_locally(self, owner: LocalOwner, request: Request) -> list[Any]:
         self._local = owner
@@ -677,10 +691,6 @@ class AsyncStore(_Waiting, AsyncLedgers, AsyncConsumers):
             if old is not None:
                 await old.retire()
         return self._remote
-
-    async def wait(self, journal: str, offset: int, timeout_ms: int | None) -> bool:
-        """Wait until a journal's next offset is above `offset`. False after the time."""
-        return await self._wait(journal, offset, timeout_ms)
 
     async def _next_offset(self, journal: str) -> int:
         """A look at a local file does not block; one at an object store does, and goes to a thread."""

@@ -184,7 +184,7 @@ def test_ranges(ten: str) -> None:
     assert read("--from", datetime.fromtimestamp(1 << 33, UTC).isoformat()) == b""
     assert "does not exist yet" in refused("journal", "read", ten, "j", "--from", "11", code=1)
     assert "does not exist yet" in refused("journal", "read", ten, "j", "--to", "11", code=1)
-    assert "is no place in a journal" in refused("journal", "read", ten, "j", "--from", "x", code=2)
+    assert "is not a place in a journal" in refused("journal", "read", ten, "j", "--from", "x", code=2)
 
 
 def test_uncommitted_rows(url: str) -> None:

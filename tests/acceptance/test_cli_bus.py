@@ -21,11 +21,11 @@ import detent
 import zygote
 from acceptance.test_cli import environment
 from detent.bus import Envelope, SqlOutbox, schema
-from detent.bus.sql_port import port_of
+from detent.sql.port import port_of
 from eventlines import Events
 from processes import PATIENCE_S, eventually
 
-COMMANDS = ["run", "show", "outbox", "schema"]
+COMMANDS = ["show", "outbox", "schema"]
 
 APP = """
 import os, time
@@ -367,7 +367,7 @@ def test_failed_messages_of_an_outbox_are_listed_and_tried_again(world: World) -
     head, *rows = world.ok("bus", "outbox", "shop.py:billing", "--failed").splitlines()
     assert head.split() == ["POSITION", "ID", "TO", "BYTES", "ERROR"]
     assert [row.split()[1:4] for row in rows] == [[f"m{number}", "nowhere:x", "4"] for number in range(3)]
-    assert all("is no address" in row for row in rows)
+    assert all("is not an address" in row for row in rows)
     first = rows[0].split()[0]
     assert world.ok("bus", "outbox", "shop.py:billing", "--redrive", first) == "1 message will be tried again\n"
     done = world.run("bus", "outbox", "shop.py:billing", "--redrive", "999999")

@@ -29,7 +29,6 @@ from eventlines import Events
 from processes import PATIENCE_S, eventually, has_ended
 from remoteserver import TOKENS, serving
 
-COMMANDS = ["ls", "show", "wait", "pause", "resume", "reset", "state", "delete"]
 JOURNALS = ["a", "b", "c", "d"]
 
 APP = """
@@ -132,23 +131,22 @@ def document(*arguments: str) -> Any:
     return json.loads(ok(*arguments, "--json"))
 
 
+def details(url: str) -> Any:
+    """What only a consumer has, of all that is shown."""
+    return document("consumer", "show", url, "copies")["details"]
+
+
 # -- help -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_teaches(command: str) -> None:
-    text = ok("consumer", command, "--help").decode()
-    assert f"detent consumer {command} file:./data" in text
-    assert "--json" in text
-    assert "--force" in text
-
-
-def test_consume_teaches() -> None:
-    text = ok("consume", "--help").decode()
-    for part in ("detent consume words.py --once", "@app.consume", "package.module:name", "--json", "--standbys"):
+def test_consumers_are_explained_once() -> None:
+    """With a file to try; what a supervisor starts its processes with is not shown."""
+    text = ok("consumer", "--help").decode()
+    for part in ("detent run words.py --once", "@app.consume", "detent wait words --input lines=latest"):
         assert part in text
+    text = ok("consume", "--help").decode()
+    assert "--standbys" in text
     assert "--worker " not in text
-    assert "detent consumer wait words lines --end" in ok("consumer", "--help").decode()
 
 
 # -- once -------------------------------------------------------------------------------------------------------------
@@ -250,7 +248,7 @@ def test_two_workers_share_the_work_and_end_well(world: World, start: Callable[.
     assert len(set(holders.values())) == 2
     status = running.until("status")[0]
     assert [shard["journals"] for shard in status["shards"]] == [["a"], ["b"], ["c"], ["d"]]
-    shown = document("consumer", "show", world.url, "copies")
+    shown = details(world.url)
     assert {shard["shard"]: shard["holder"] for shard in shown["shards"]} == holders
     assert {member["member"] for member in shown["members"]} == set(holders.values())
     running.stop()
@@ -337,11 +335,8 @@ def test_a_deleted_consumer_ends_and_does_not_begin_anew(world: World, start: Ca
     running.until("taken", 4)
     said = refused("consumer", "delete", world.url, "copies", "--yes", code=1)
     assert "holds shard 0 of the consumer 'copies': stop it first" in said
-    assert document("consumer", "delete", world.url, "copies", "--yes", "--force") == {
-        "name": "copies",
-        "deleted": True,
-        "logs": [],
-    }
+    done = document("consumer", "delete", world.url, "copies", "--yes", "--force")
+    assert done == [{"task": "consumer/copies", "deleted": True, "logs": []}]
     assert running.wait() == 1
     assert "there is no consumer 'copies'" in running.said()
     assert document("consumer", "ls", world.url) == []
@@ -356,7 +351,7 @@ def test_a_shard_that_fails_is_shown_and_goes_on_once_it_can(world: World, start
     assert running.until("failed")[0]["text"] == error
 
     def failed() -> Any:
-        shard = document("consumer", "show", world.url, "copies")["shards"][1]
+        shard = details(world.url)["shards"][1]
         return shard if shard["status"] == "failed" else None
 
     shown = eventually(failed, what="a failed shard")
@@ -365,8 +360,8 @@ def test_a_shard_that_fails_is_shown_and_goes_on_once_it_can(world: World, start
     said = refused("consumer", "wait", world.url, "copies", "b", "--end", "--timeout", "100ms", code=1)
     assert f"its last error: {error}" in said
     world.flag("fixed")
-    done = document("consumer", "wait", world.url, "copies", "b", "--end")
-    assert (done["processed"], done["published"]["out/b"]) == (4, 4)
+    (done,) = document("consumer", "wait", world.url, "copies", "b", "--end")
+    assert (done["parts"][1]["progress"], done["written"]["out/b"]) == ({"processed": 4}, 4)
     running.stop()
 
 
@@ -434,24 +429,28 @@ def test_a_table_on_a_terminal(world: World) -> None:
 def test_consumers_are_listed_and_shown(world: World) -> None:
     world.append(2)
     assert document("consumer", "ls", world.url) == []
-    assert "there is no consumer 'copies'" in refused("consumer", "show", world.url, "copies", code=1)
+    assert "knows no task 'consumer/copies'" in refused("consumer", "show", world.url, "copies", code=1)
     ok("consume", world.app, "--store", world.url, "--once")
     world.append(1, ["c"])
     (listed,) = document("consumer", "ls", world.url, "--prefix", "cop")
-    assert listed == document("consumer", "show", world.url, "copies")
-    assert (listed["name"], listed["lag"], listed["paused"], listed["members"]) == ("copies", 1, False, [])
-    assert listed["shards"][2] == {
+    shown = document("consumer", "show", world.url, "copies")
+    found = shown.pop("details")
+    assert listed == shown
+    assert (listed["name"], listed["lag"], found["paused"], found["members"]) == ("copies", 1, False, [])
+    assert found["shards"][2] == {
         "shard": 2, "journals": ["c"], "holder": None, "lease_ms": 0, "status": "free", "error": None,
         "generation": 0, "processed": {"c": 2}, "published": {"out/c": 2}, "lag": {"c": 1}, "gone": {},
     }  # fmt: skip
     assert document("consumer", "ls", world.url, "--prefix", "x") == []
     lines = ok("consumer", "ls", world.url).decode().splitlines()
-    assert lines[0].split() == ["NAME", "SHARDS", "HELD", "MEMBERS", "FAILED", "PAUSED", "LAG"]
-    assert lines[1].split() == ["copies", "4", "0", "0", "0", "no", "1"]
+    assert lines[0].split() == ["TASK", "STATE", "DONE", "LAG", "ERROR"]
+    assert lines[1].split() == ["consumer/copies", "stopped", "8", "processed", "1", "-"]
     env = environment(DETENT_URL=world.url)
-    shown = ok("consumer", "show", "copies", env=env).decode()
-    assert "lag:        1 message\n" in shown
-    assert ["2", "c", "-", "free", "2", "1", "-"] in [line.split() for line in shown.splitlines()]
+    text = ok("consumer", "show", "copies", env=env).decode()
+    assert "divided by: journal\n" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["SHARD", "STATE", "DONE", "LAG", "HOLDER", "JOURNALS", "ERROR"] in rows
+    assert ["2", "stopped", "2", "processed", "1", "-", "c", "-"] in rows
 
 
 def test_waiting_for_what_was_written(world: World, start: Callable[..., Running]) -> None:
@@ -459,11 +458,11 @@ def test_waiting_for_what_was_written(world: World, start: Callable[..., Running
     running = start("--workers", "1")
     running.until("taken", 4)
     world.append(20)
-    assert document("consumer", "wait", world.url, "copies", "a", "--end") == {
-        "name": "copies", "journal": "a", "processed": 22, "published": {"out/a": 22},
-    }  # fmt: skip
+    (done,) = document("consumer", "wait", world.url, "copies", "a", "--end")
+    assert (done["parts"][0]["progress"], done["written"]) == ({"processed": 22}, {"out/a": 22})
     said = ok("consumer", "wait", world.url, "copies", "b", "--offset", "21").decode()
-    assert said == "copies has processed b up to offset 22\n  out/b is written up to offset 22\n"
+    assert said == "consumer/copies has done what there was\n  out/b is written up to offset 22\n"
+    assert ok("wait", world.url, "copies", "--input", "b=21").decode() == said
     refusal = refused("consumer", "wait", world.url, "copies", "b", "--offset", "22", "--timeout", "50ms", code=1)
     assert "has not processed offset 22 of 'b' in time" in refusal
     world.look(lambda store: store.journal("x").append(b""))
@@ -473,17 +472,19 @@ def test_waiting_for_what_was_written(world: World, start: Callable[..., Running
         "consumer", "wait", world.url, "copies", "a", "--end", "--offset", "1", code=2
     )
     running.stop()
-    done = document("consumer", "wait", world.url, "copies", "a", "--end", "--timeout", "50ms")
-    assert (done["processed"], done["published"]) == (22, {"out/a": 22}), "also when nobody runs"
+    (done,) = document("consumer", "wait", world.url, "copies", "a", "--end", "--timeout", "50ms")
+    assert (done["state"], done["written"]) == ("stopped", {"out/a": 22})
 
 
 def test_nothing_to_wait_for(world: World) -> None:
     world.look(lambda store: [store.journal(journal).create() for journal in [*JOURNALS, "x"]])
     ok("consume", world.app, "--store", world.url, "--once")
-    done = document("consumer", "wait", world.url, "copies", "a", "--end", "--timeout", "50ms")
-    assert (done["processed"], done["published"]) == (0, {})
+    (done,) = document("consumer", "wait", world.url, "copies", "a", "--end", "--timeout", "50ms")
+    assert (done["progress"], done["written"]) == ({"processed": 0}, {})
     assert "does not read the journal 'x'" in refused("consumer", "wait", world.url, "copies", "x", "--end", code=1)
-    assert "there is no consumer 'y'" in refused("consumer", "wait", world.url, "y", "a", "--end", code=1)
+    assert "knows no task 'consumer/y': there is consumer/copies" in refused(
+        "consumer", "wait", world.url, "y", "a", "--end", code=1
+    )
 
 
 def test_paused_and_resumed(world: World, start: Callable[..., Running]) -> None:
@@ -491,7 +492,7 @@ def test_paused_and_resumed(world: World, start: Callable[..., Running]) -> None
     running = start("--workers", "1")
     running.until("taken", 4)
     world.await_all(2)
-    assert document("consumer", "pause", world.url, "copies") == {"name": "copies", "paused": True}
+    assert document("consumer", "pause", world.url, "copies") == [{"task": "consumer/copies", "paused": True}]
 
     def rests() -> bool:
         return [shard.status for shard in world.shards()] == ["paused"] * 4
@@ -501,14 +502,14 @@ def test_paused_and_resumed(world: World, start: Callable[..., Running]) -> None
     assert "the consumer is paused" in refused(
         "consumer", "wait", world.url, "copies", "a", "--end", "--timeout", "50ms", code=1
     )
-    assert ok("consumer", "pause", world.url, "copies") == b"copies rests\n"
-    assert ok("consumer", "ls", world.url).decode().splitlines()[1].split()[5] == "yes"
-    assert document("consumer", "resume", world.url, "copies") == {"name": "copies", "paused": False}
+    assert ok("consumer", "pause", world.url, "copies") == b"consumer/copies rests\n"
+    assert ok("consumer", "ls", world.url).decode().splitlines()[1].split()[1] == "paused"
+    assert document("consumer", "resume", world.url, "copies") == [{"task": "consumer/copies", "paused": False}]
     world.await_all(4)
-    assert ok("consumer", "resume", world.url, "copies") == b"copies goes on\n"
+    assert ok("consumer", "resume", world.url, "copies") == b"consumer/copies goes on\n"
     running.stop()
     world.check(4)
-    assert "there is no consumer 'x'" in refused("consumer", "pause", world.url, "x", code=1)
+    assert "knows no task 'consumer/x'" in refused("consumer", "pause", world.url, "x", code=1)
 
 
 def outputs(world: World, journal: str) -> list[int]:
@@ -523,8 +524,8 @@ def test_reset_while_it_runs(world: World, start: Callable[..., Running]) -> Non
     said = refused("consumer", "reset", world.url, "copies", "--journal", "a", "--offset", "1", code=2)
     assert "resets copies to offset 1 of a: its state stays, and up to 3 messages take effect again; say --yes" in said
     done = document("consumer", "reset", world.url, "copies", "--journal", "a", "--offset", "1", "--yes")
-    assert done == {"name": "copies", "journal": "a", "offset": 1}
-    assert document("consumer", "wait", world.url, "copies", "a", "--end")["processed"] == 4
+    assert done == [{"task": "consumer/copies", "to": {"a": 1}}]
+    assert document("consumer", "wait", world.url, "copies", "a", "--end")[0]["written"]["out/a"] == 7
     assert outputs(world, "a") == [0, 1, 2, 3, 1, 2, 3]
     running.stop()
     assert outputs(world, "b") == [0, 1, 2, 3]
@@ -539,19 +540,19 @@ def test_reset_to_a_time_and_to_the_ends(world: World) -> None:
     run = ["consume", world.app, "--store", world.url, "--once"]
     reset = ["consumer", "reset", world.url, "copies", "--yes", "--journal"]
     ok(*run)
-    assert document(*reset, "b", "--time", between.isoformat())["offset"] == 2
-    assert ok(*reset, "c", "--earliest") == b"copies goes on at offset 0 of c\n"
-    assert document("consumer", "show", world.url, "copies")["lag"] == 6, "a reset counts before anybody has read on"
+    assert document(*reset, "b", "--time", between.isoformat())[0]["to"] == {"b": 2}
+    assert b"reset copies to offset 0 of c: its state stays" in ok(*reset, "c", "--earliest")
+    assert details(world.url)["lag"] == 6, "a reset counts before anybody has read on"
     world.append(3, ["d"])
     said = refused("consumer", "reset", world.url, "copies", "--journal", "d", "--latest", code=2)
     assert "to offset 7 of d: its state stays, and up to 3 messages are skipped for ever" in said
-    assert document(*reset, "d", "--latest")["offset"] == 7
+    assert document(*reset, "d", "--latest")[0]["to"] == {"d": 7}
     ok(*run)
     assert outputs(world, "a") == [0, 1, 2, 3]
     assert outputs(world, "b") == [0, 1, 2, 3, 2, 3]
     assert outputs(world, "c") == [0, 1, 2, 3, 0, 1, 2, 3]
     assert outputs(world, "d") == [0, 1, 2, 3]
-    assert document("consumer", "show", world.url, "copies")["lag"] == 0
+    assert details(world.url)["lag"] == 0
 
 
 def test_a_reset_says_where_to(world: World) -> None:
@@ -561,7 +562,7 @@ def test_a_reset_says_where_to(world: World) -> None:
     assert "Missing option '--journal'" in refused(*reset, code=2)
     assert "say where to go on, once" in refused(*reset, "--journal", "a", code=2)
     assert "say where to go on, once" in refused(*reset, "--journal", "a", "--earliest", "--latest", code=2)
-    assert "is no time" in refused(*reset, "--journal", "a", "--time", "soon", code=2)
+    assert "'soon' is not a place in a journal" in refused(*reset, "--journal", "a", "--time", "soon", code=2)
     assert "does not read the journal 'x'" in refused(*reset, "--journal", "x", "--offset", "0", code=1)
 
 
@@ -569,16 +570,12 @@ def test_recreated_journal_is_shown_with_what_to_do(world: World) -> None:
     world.append(3)
     ok("consume", world.app, "--store", world.url, "--once")
     world.look(lambda store: store.journal("a").delete())
-    (shown,) = [
-        one for one in json.loads(ok("consumer", "show", world.url, "copies", "--json"))["shards"] if one["gone"]
-    ]
+    (shown,) = [one for one in details(world.url)["shards"] if one["gone"]]
     assert (shown["gone"], shown["lag"]) == ({"a": "deleted"}, {"a": 0})
     world.append(2, ["a"])
-    (shown,) = [
-        one for one in json.loads(ok("consumer", "show", world.url, "copies", "--json"))["shards"] if one["gone"]
-    ]
+    (shown,) = [one for one in details(world.url)["shards"] if one["gone"]]
     assert (shown["gone"], shown["lag"]) == ({"a": "recreated"}, {"a": 2})
-    command = "detent consumer reset copies --journal a --earliest"
+    command = "detent reset consumer/copies --input a=earliest"
     assert command in shown["error"]
     assert command in ok("consumer", "show", world.url, "copies").decode()
     assert "another one of that name" in refused("consume", world.app, "--store", world.url, "--once", code=1)
@@ -609,7 +606,7 @@ def test_delete_asks(world: World) -> None:
     what = f"the consumer copies, with the progress and state of 4 shards; {ROWS_STAY}"
     assert f"this deletes {what}; say --yes" in said
     assert ok("consumer", "delete", world.url, "copies", "--yes").decode() == f"deleted {what}\n"
-    assert "there is no consumer 'copies'" in refused("consumer", "delete", world.url, "copies", "--yes", code=1)
+    assert "no task 'consumer/copies'" in refused("consumer", "delete", world.url, "copies", "--yes", code=1)
     ok("consume", world.app, "--store", world.url, "--once", "--shards", "2")
     assert outputs(world, "a") == [0, 0]
 
@@ -627,7 +624,7 @@ def test_delete_takes_the_recovery_logs_along(world: World) -> None:
     said = refused("consumer", "delete", world.url, "copies", code=2)
     assert f"this deletes the consumer copies, {shown}; {ROWS_STAY}; say --yes" in said
     done = document("consumer", "delete", world.url, "copies", "--yes")
-    assert done == {"name": "copies", "deleted": True, "logs": logs}
+    assert done == [{"task": "consumer/copies", "deleted": True, "logs": logs}]
     assert world.look(lambda store: store.journals("copies")) == sorted(others)
     ok("consume", world.app, "--store", world.url, "--once")
     assert outputs(world, "a") == [0, 0], "it began at the beginning"
@@ -652,7 +649,7 @@ def test_delete_with_a_token_for_one_consumer(world: World, monkeypatch: pytest.
     monkeypatch.setitem(TOKENS, "mine", tuple(grants if has_logs else grants[:1]))
     with serving(world.url, guarded=True) as server:
         env = environment(DETENT_TOKEN="mine")
-        done = json.loads(ok("consumer", "delete", server.url, "copies", "--yes", "--json", env=env))
+        (done,) = json.loads(ok("consumer", "delete", server.url, "copies", "--yes", "--json", env=env))
     assert done["logs"] == ["copies/recovery/1"] * has_logs
     assert world.look(lambda store: store.journals("copies/")) == ["copies/recovery/1"] * (not has_logs)
 
@@ -662,8 +659,8 @@ def test_behind_a_server(world: World) -> None:
     with serving(world.url) as server:
         summary = json.loads(ok("consume", world.app, "--store", server.url, "--once", "--json"))
         assert (summary["messages"], summary["lag"]) == (80, 0)
-        assert document("consumer", "show", server.url, "copies")["lag"] == 0
-        assert document("consumer", "wait", server.url, "copies", "a", "--end")["processed"] == 20
+        assert details(server.url)["lag"] == 0
+        assert document("consumer", "wait", server.url, "copies", "a", "--end")[0]["written"] == {"out/a": 20}
     world.check(20)
 
 

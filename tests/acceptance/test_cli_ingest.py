@@ -23,7 +23,8 @@ from detent.ingest.config import IngestConfig
 from detent.ingest.progress import Counters
 from detent.ingest.shared_state import FileShard, QueueSharedState
 
-COMMANDS = ["run", "status", "files", "quarantine", "redrive", "prune", "reset"]
+COMMANDS = ["files", "quarantine", "redrive", "prune"]
+OLDER = ["run", "status", "reset"]
 LONG = "it is torn at byte 7, " * 20 + "and that is all"
 PLAIN = 'name = "orders"\nqueue = "detent:./queue#files"\ntable = "lake/orders"\n'
 
@@ -73,8 +74,8 @@ def test_what_a_backfill_takes_is_said() -> None:
 
 def test_status_and_lists(config: str) -> None:
     shown = document("status", config)
-    assert (shown["open"], shown["done"], shown["quarantined"]) == (1, 1, 2)
-    assert "quarantine:      2 files" in ok("ingest", "status", config).decode()
+    assert (shown["lag"], shown["details"]["open"], shown["details"]["done"]) == (1, 1, 1)
+    assert "done:            1 done, 2 quarantined\n" in ok("ingest", "status", config).decode()
     assert [file["uri"] for file in document("files", config, "--state", "done")] == ["file:///landing/b.json"]
     assert [file["attempts"] for file in document("quarantine", config)] == [1, 1]
 
@@ -92,7 +93,7 @@ def test_redrive_takes_files_or_all(config: str) -> None:
     assert "not in quarantine: file:///x" in refused("ingest", "redrive", config, "file:///x", code=1)
     assert ok("ingest", "redrive", config, "file:///landing/c.json") == b"1 put back\n"
     assert document("redrive", config, "--all") == {"redriven": 1}
-    assert document("status", config)["redriven"] == 2
+    assert document("status", config)["details"]["redriven"] == 2
 
 
 def test_redrive_takes_a_name_as_quarantine_shows_it(config: str) -> None:
@@ -131,7 +132,7 @@ def test_prune_says_what_it_deletes_and_leaves_young_orphans(config: str, tmp_pa
     assert not young.exists()
     assert "say --orphans too" in refused("ingest", "prune", config, "--older-than", "1h", code=2)
     wrong = refused("ingest", "prune", config, "--orphans", "--older-than", "soon", code=2)
-    assert "--older-than: 'soon' is no duration: write '2h', '1d'" in wrong
+    assert "--older-than: 'soon' is not a duration: write '2h', '1d'" in wrong
 
 
 def test_reset_forgets_when_the_table_is_gone_and_the_name_is_said(config: str, tmp_path: Path) -> None:
@@ -139,20 +140,21 @@ def test_reset_forgets_when_the_table_is_gone_and_the_name_is_said(config: str, 
     shutil.rmtree(tmp_path / "lake")
     text = refused("ingest", "run", config, "--once", "--json", code=1)
     assert "is gone" in text
-    assert "`detent ingest reset` forgets these files" in text
-    assert "forgets 4 files of orders; say --yes orders" in refused("ingest", "reset", config, code=2)
+    assert "`detent reset FILE` forgets these files" in text
+    assert "with 0 rows of 0 commits is gone; say --yes orders" in refused("ingest", "reset", config, code=2)
     assert "say --yes orders" in refused("ingest", "reset", config, "--yes", "others", code=2)
-    assert document("status", config)["done"] == 1
-    found = document("reset", config, "--yes", "orders")
-    assert found == {"ingest": "orders", "files": 4, "batches": 0, "rows": 0, "table": str(tmp_path / "lake/orders")}
-    assert document("status", config)["done"] == 0
+    assert document("status", config)["details"]["done"] == 1
+    (found,) = document("reset", config, "--yes", "orders")
+    table = str(tmp_path / "lake/orders")
+    assert found == {"task": "ingest/orders", "to": {"files": 4, "batches": 0, "rows": 0, "table": table}}
+    assert document("status", config)["details"]["done"] == 0
     done = detent_command("ingest", "reset", config, "--yes", "orders")
-    assert done.stdout == b"0 files forgotten\n"
-    assert b"with 0 rows of 0 commits" in done.stderr
+    assert done.stdout.startswith(b"forgot 0 files of orders, whose table ")
+    assert b"with 0 rows of 0 commits" in done.stdout
     assert b"--backfill PREFIX` brings them in again" in done.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *OLDER])
 def test_a_configuration_that_is_not_there_is_told(command: str, tmp_path: Path) -> None:
     more = {"redrive": ["--all"], "prune": ["--yes"]}.get(command, [])
     text = refused("ingest", command, str(tmp_path / "none.toml"), *more, code=1)
@@ -240,12 +242,12 @@ def test_a_run_ends_with_what_it_did(
     config: str, counters: Counters, plain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline(counters)
-    module, kinds = import_module("detent.cli.ingest"), import_module("detent.cli.kinds.ingest")
+    cli, kinds = import_module("detent.cli").cli, import_module("detent.cli.kinds.ingest")
     monkeypatch.setattr(kinds, "start", lambda *_: pipeline)
-    done = CliRunner().invoke(module.ingest, ["run", config, "--once"])
+    done = CliRunner().invoke(cli, ["ingest", "run", config, "--once"])
     assert (done.exit_code, done.stdout, done.stderr) == (0, plain, "starting Spark…\n")
     assert pipeline.asked == {"once": True, "backfill": None, "match": None, "signals": True}
-    done = CliRunner().invoke(module.ingest, ["run", config, "--backfill", "/x", "--match", "*.json", "--json"])
+    done = CliRunner().invoke(cli, ["ingest", "run", config, "--backfill", "/x", "--match", "*.json", "--json"])
     assert (done.exit_code, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {"event": "summary", **counters.as_json()}
     assert pipeline.asked == {"once": False, "backfill": "/x", "match": "*.json", "signals": True}

@@ -74,13 +74,13 @@ def test_the_life_of_a_message(url: str) -> None:
     assert ok("queue", "publish", "orders", "hello", "--header", "priority=7", env=env) == b"published message 0\n"
     (claimed,) = documents(ok("queue", "claim", "orders", "--lease", "1h", "--consumer", "me", "--json", env=env))
     assert (claimed["receipt"], claimed["id"], claimed["attempts"], claimed["priority"]) == ("1-0-1", 0, 1, 7)
-    assert (claimed["payload"], claimed["headers"]) == ("hello", {"priority": "7", "queue": "orders"})
+    assert (claimed["body"], claimed["headers"]) == ("hello", {"priority": "7", "queue": "orders"})
     assert b"held until 2" in ok("queue", "extend", "1-0-1", "--lease", "2h", env=env)
     assert b"in queue orders: in flight until" in ok("message", "show", "0", env=env)
     assert ok("queue", "fail", "1-0-1", "--reason", "no answer", "--delay", "0s", env=env) == b"failed 1 message\n"
     again = ok("queue", "claim", "orders", "--ack", env=env).decode().splitlines()
     assert again[0] == "receipt:         1-0-2"
-    assert again[-1] == "payload:         hello"
+    assert again[-1] == "body:            hello"
     assert "header priority: 7" in again
     shown = json.loads(ok("message", "show", "0", "--json", env=env))
     assert [(place["queue"], place["state"], place["attempts"]) for place in shown["queues"]] == [("orders", "done", 2)]
@@ -137,7 +137,7 @@ def test_settings(store: detent.Store, url: str) -> None:
 def test_earliest(store: detent.Store, url: str) -> None:
     store.publish(b"before", headers={"tier": "gold"})
     ok("queue", "create", url, "gold", "--filter", 'headers.tier == "gold"', "--earliest")
-    assert ok("queue", "claim", url, "gold", "--wait", "20s", "--ack", "--format", "payloads") == b"before\n"
+    assert ok("queue", "claim", url, "gold", "--wait", "20s", "--ack", "--format", "bodies") == b"before\n"
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_claim_and_publish_round_trip(store: detent.Store, url: str) -> None:
     first = documents(lines)
     again = store.queue("other").claim(5000)
     store.queue("q").ack(line["receipt"] for line in first)
-    sent = [(m.payload, m.uri or "") for m in awkward_messages()]
-    assert sorted((m.payload, m.uri or "") for m in again) == sorted(sent)
+    sent = [(m.body, m.uri or "") for m in awkward_messages()]
+    assert sorted((m.body, m.uri or "") for m in again) == sorted(sent)
     assert {m.retention_s for m in again} == {0, 90, 4 * 86_400}
     assert [m.headers for m in again if "name" in m.headers] == [{"name": "ä\n\t\x00", "": "", "queue": "other"}]
     assert [m.priority for m in again].count(3) == 1
@@ -213,7 +213,7 @@ def test_claim_and_publish_round_trip(store: detent.Store, url: str) -> None:
 def test_lines_and_files(store: detent.Store, url: str, tmp_path: Path) -> None:
     text = ok("queue", "publish", url, "q", "--header", "from=lines", stdin=b"one\n\nthr\xffee").decode()
     assert text == "published 3 messages (0 to 2)\n"
-    assert [(m.payload, m.headers["from"]) for m in store.queue("q").claim(9)] == [
+    assert [(m.body, m.headers["from"]) for m in store.queue("q").claim(9)] == [
         (b"one", "lines"),
         (b"", "lines"),
         (b"thr\xffee", "lines"),
@@ -225,7 +225,7 @@ def test_lines_and_files(store: detent.Store, url: str, tmp_path: Path) -> None:
     ok("queue", "publish", url, "q", "--format", "whole", stdin=b"c\nd\n")
     ok("queue", "publish", url, "q", "")
     ok("queue", "publish", url, "q", "--uri", "https://example.com/x")
-    assert [(m.payload, m.uri) for m in store.queue("q").claim(9)] == [
+    assert [(m.body, m.uri) for m in store.queue("q").claim(9)] == [
         (b"a\nb\xff", None), (b"a", None), (b"b\xff", None), (b"c\nd\n", None), (b"", None),
         (b"", "https://example.com/x"),
     ]  # fmt: skip
@@ -236,13 +236,13 @@ def test_times_and_duplicates(store: detent.Store, url: str) -> None:
     assert ok("queue", "publish", url, "q", "x", "--dedup-key", "k") == b"published message 0\n"
     assert ok("queue", "publish", url, "q", "x", "--dedup-key", "k") == b"duplicate of 0: nothing was published\n"
     assert document("queue", "publish", url, "q", "x", "--dedup-key", "k") == {"id": 0, "duplicate_of": 0}
-    keyed = b'{"payload": "a", "dedup_key": "k"}\n\n{"payload": "b", "dedup_key": "l"}\n{"payload": "c"}\n'
+    keyed = b'{"body": "a", "dedup_key": "k"}\n\n{"body": "b", "dedup_key": "l"}\n{"body": "c"}\n'
     assert ok("queue", "publish", url, "q", "--format", "ndjson", stdin=keyed) == (
         b"published 2 messages (1 to 2), and left out 1 duplicates\n"
     )
     ok("queue", "publish", url, "q", "late", "--delay", "3600", "--retention", "forever")
     ok("queue", "publish", url, "q", "later", "--visible-at", "2100-01-01T00:00:00")
-    mixed = b'{"payload": "own", "delay": 0, "retention": 60.5}\n{"payload": "shared"}\n'
+    mixed = b'{"body": "own", "delay": 0, "retention": 60.5}\n{"body": "shared"}\n'
     ok("queue", "publish", url, "q", "--format", "ndjson", "--visible-at", "2100-01-01T01:00:00+01:00", stdin=mixed)
     info = store.queue("q").info()
     assert (info.available, info.delayed) == (4, 3)
@@ -252,14 +252,14 @@ def test_times_and_duplicates(store: detent.Store, url: str) -> None:
 
 
 def test_what_was_published_before_a_wrong_line(store: detent.Store, url: str) -> None:
-    lines = b'{"payload": "a"}\n' * 2500 + b"oops\n" + b'{"payload": "a"}\n'
+    lines = b'{"body": "a"}\n' * 2500 + b"oops\n" + b'{"body": "a"}\n'
     text = refused("queue", "publish", url, "q", "--format", "ndjson", code=1, stdin=lines)
-    assert "line 2501 is no message" in text
+    assert "line 2501 is not a message" in text
     assert "2000 messages (0 to 1999) published before it" in text
     assert store.queue("q").info().available == 2000
-    for line in (b"[]", b"{}", b'{"payload": "a", "uri": "b:c"}', b'{"body": "a"}', b'{"payload": {"base64": "?"}}',
-                 b'{"payload": "x", "visible_at": "2026-01-01T00:00:00"}', b'{"payload": "\\ud800"}'):  # fmt: skip
-        text = refused("queue", "publish", url, "q", "--format", "ndjson", code=1, stdin=b'{"payload": "a"}\n' + line)
+    for line in (b"[]", b"{}", b'{"body": "a", "uri": "b:c"}', b'{"payload": "a"}', b'{"body": {"base64": "?"}}',
+                 b'{"body": "x", "visible_at": "2026-01-01T00:00:00"}', b'{"body": "\\ud800"}'):  # fmt: skip
+        text = refused("queue", "publish", url, "q", "--format", "ndjson", code=1, stdin=b'{"body": "a"}\n' + line)
         assert "line 2" in text
         assert "nothing published" in text
 
@@ -272,11 +272,11 @@ def test_what_cannot_be_published(store: detent.Store, url: str) -> None:
     assert "'a' is given twice" in wrong("x", "--header", "a=1", "--header", "a=2", code=2)
     assert "the argument QUEUE says" in wrong("x", "--header", "queue=r", code=2)
     assert "put it in quotes" in wrong("two", "words", code=2)
-    assert "give the payload once" in wrong("x", "--uri", "s3://b/k", code=2)
+    assert "give the body once" in wrong("x", "--uri", "s3://b/k", code=2)
     assert "--format says" in wrong("x", "--format", "lines", code=2)
     assert "belongs to one message" in wrong("--dedup-key", "k", code=2)
     assert "give one of them" in wrong("x", "--delay", "1s", "--visible-at", "2026-01-01", code=2)
-    assert "'noon' is no time" in wrong("x", "--visible-at", "noon", code=2)
+    assert "'noon' is not a time" in wrong("x", "--visible-at", "noon", code=2)
     assert "is no duration" in wrong("x", "--delay", "noon", code=1)
     assert "is no URI" in wrong("--uri", "nowhere", code=1)
     wrong("--file", "/nowhere", code=2)
@@ -311,11 +311,11 @@ def test_claiming(store: detent.Store, url: str) -> None:
     assert ok("queue", "claim", url, "q", "--json", "--wait", "100ms") == b""
     store.queue("q").publish_many([b"\x00\xff", b"two\nlines", detent.Outgoing(uri="s3://b/k")])
     text = ok("queue", "claim", url, "q", "--count", "3", "--consumer", "me").decode()
-    assert "payload:      AP8= (base64)\n\nreceipt:" in text
-    assert "payload:      two\nlines\n" in text
+    assert "body:         AP8= (base64)\n\nreceipt:" in text
+    assert "body:         two\nlines\n" in text
     assert text.endswith("uri:          s3://b/k\n")
     assert store.message(0).places[0].consumer == "me"
-    assert "add --ack" in refused("queue", "claim", url, "q", "--format", "payloads", code=2)
+    assert "add --ack" in refused("queue", "claim", url, "q", "--format", "bodies", code=2)
     assert "is no duration" in refused("queue", "claim", url, "q", "--wait", "long", code=1)
     assert "1 to 10000 messages" in refused("queue", "claim", url, "q", "--count", "20000", code=1)
     refused("queue", "claim", url, "q", "--count", "0", code=2)
@@ -325,13 +325,13 @@ def test_waiting_for_a_message(store: detent.Store, url: str) -> None:
     with started("queue", "claim", url, "q", "--wait", "60s", "--json") as process:
         assert process.stdout is not None
         store.queue("q").publish(b"now")
-        assert json.loads(process.stdout.readline())["payload"] == "now"
+        assert json.loads(process.stdout.readline())["body"] == "now"
         assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_waiting_claim_owns_the_store_for_others_and_ends_with_an_interrupt(url: str) -> None:
     ok("queue", "create", url, "q")
-    with started("queue", "claim", url, "q", "--wait", "60s", "--ack", "--format", "payloads") as process:
+    with started("queue", "claim", url, "q", "--wait", "60s", "--ack", "--format", "bodies") as process:
         eventually(lambda: document("store", "info", url)["owner"])
         ok("queue", "publish", url, "q", "through the claimer")
         assert process.stdout is not None
@@ -396,11 +396,11 @@ def test_messages_are_listed_without_a_claim(store: detent.Store, url: str) -> N
     fail_some(store, 3)
     store.queue("q").publish(b"a\x1b[2Jb" + b"c" * 100, headers={"tier": "gold"})
     store.queue("q").claim(consumer="me")
-    listed = document("queue", "messages", url, "q", "--payload-bytes", "10")
+    listed = document("queue", "messages", url, "q", "--body-bytes", "10")
     assert [(one["id"], one["state"]) for one in listed["messages"]] == [
         (3, "in flight"), (0, "failed"), (1, "failed"), (2, "failed"),
     ]  # fmt: skip
-    assert (listed["messages"][0]["payload"], listed["messages"][0]["size"]) == ("a\x1b[2Jbcccc", 106)
+    assert (listed["messages"][0]["body"], listed["messages"][0]["size"]) == ("a\x1b[2Jbcccc", 106)
     first = document("queue", "messages", url, "q", "--limit", "2")
     rest = document("queue", "messages", url, "q", "--cursor", first["cursor"], "--state", "failed")
     assert ([one["id"] for one in rest["messages"]], rest["cursor"]) == ([1, 2], None)
@@ -430,7 +430,7 @@ def test_dead_letters_tell_where_they_came_from(store: detent.Store, url: str) -
 def test_failed_and_redrive(store: detent.Store, url: str) -> None:
     fail_some(store, 6)
     listed = documents(ok("queue", "failed", url, "q", "--json"))
-    assert [(line["id"], line["payload"], line["attempts"]) for line in listed] == [(n, str(n), 2) for n in range(6)]
+    assert [(line["id"], line["body"], line["attempts"]) for line in listed] == [(n, str(n), 2) for n in range(6)]
     assert [attempt["reason"] for attempt in listed[3]["history"]] == ["first", "bad\x1b[2J 3"]
     text = ok("queue", "failed", url, "q", "--limit", "1").decode()
     assert text.startswith("message 0: 2")
@@ -443,7 +443,7 @@ def test_failed_and_redrive(store: detent.Store, url: str) -> None:
     for options in ([], ["--all", "1"], ["--all", "--filter", "true"], ["--filter", "true", "1"]):
         assert "say which failed messages" in refused("queue", "redrive", url, "q", *options, code=2)
     assert "message 77 is not among the failed" in refused("queue", "redrive", url, "q", "0", "77", code=1)
-    assert "'x' is no message" in refused("queue", "redrive", url, "q", "x", code=2)
+    assert "'x' is not a message" in refused("queue", "redrive", url, "q", "x", code=2)
     assert "column 8" in refused("queue", "redrive", url, "q", "--filter", "headers=", code=1)
     assert ok("queue", "redrive", url, "q", "0", "1") == b"2 messages of q can be claimed again\n"
     store.queue("careful").create()
@@ -534,8 +534,8 @@ def test_ls_and_stats(store: detent.Store, url: str) -> None:
 def test_a_message_that_is_nowhere(store: detent.Store, url: str) -> None:
     number = store.publish(b"\xff", headers={"a": "b"}).message
     text = ok("message", "show", url, str(number)).decode()
-    assert "header a:     b\npayload:      /w== (base64)\nin no queue\n" in text
+    assert "header a:     b\nbody:         /w== (base64)\nin no queue\n" in text
     assert "there is no message 77" in refused("message", "show", url, "77", code=1)
     for bad in ("x", "1.5", "99999999999999999999"):
-        assert f"'{bad}' is no message" in refused("message", "show", url, bad, code=2)
+        assert f"'{bad}' is not a message" in refused("message", "show", url, bad, code=2)
     assert "ID is missing" in refused("message", "show", url, code=2)

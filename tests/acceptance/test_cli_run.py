@@ -158,6 +158,8 @@ def test_a_runner_that_is_killed_goes_on_where_it_was(tmp_path: Path, runners: l
     stopped = Running(path)
     runners.append(stopped)
     stopped.until("progress", offsets={"doubled": len(numbers)})
+    (seen,) = json.loads(run("ls", f"file:{tmp_path / 'data'}", "--json", cwd=tmp_path).stdout)
+    assert (seen["name"], seen["state"]) == ("chain", "running"), "another process sees it"
     terminate_session(stopped.process.pid)
     said, errors = stopped.process.communicate(timeout=PATIENCE_S)
     assert stopped.process.returncode == 0, errors

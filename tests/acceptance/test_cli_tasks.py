@@ -71,9 +71,21 @@ def deliver(message):
         open("began", "w").close()
         time.sleep(0.05)
     with open("delivered", "a") as delivered:
-        delivered.write(f"{message.payload.decode()}\\n")
+        delivered.write(f"{message.body.decode()}\\n")
 
 worker = detent.Worker(store.queue("mails"), deliver)
+"""
+ASYNC_WORKER = """
+import asyncio
+
+import detent
+
+async def deliver(message):
+    await asyncio.sleep(0)
+    with open("delivered", "a") as delivered:
+        delivered.write(f"{message.body.decode()}\\n")
+
+worker = detent.AsyncWorker(detent.open_async("file:./mails").queue("mails"), deliver, concurrency=4)
 """
 PIPELINE = """
 from detent.spark import Pipeline
@@ -194,7 +206,9 @@ def test_each_kind_runs_by_its_name_and_all_without_one(world: World) -> None:
     assert [one["task"] for one in summaries] == ["consumer/words", "graph/shop", "app/billing"]
 
 
-def test_worker_runs_until_queue_is_empty(world: World) -> None:
+@pytest.mark.parametrize("text", [WORKER, ASYNC_WORKER], ids=["threads", "asyncio"])
+def test_worker_runs_until_queue_is_empty(world: World, text: str) -> None:
+    (world.folder / "mails.py").write_text(text)
     with detent.open(f"file:{world.folder / 'mails'}") as store:
         store.queue("mails").create()
         for name in ("a", "b"):
@@ -265,7 +279,11 @@ def test_check_shows_all_and_starts_nothing(world: World) -> None:
         (["shop.py:words", "--only", "total"], 2, "--only is an option of graph and pipeline: this is consumer"),
         (["shop.py:words", "--once", "--workers", "2"], 2, "leave --workers out, or --once"),
         (["shop.py:billing", "--once", "--metrics-port", "9100"], 2, "give one of them"),
-        (["shop.py:billing", "--store", "file:./x"], 2, "--store is an option of consumer and graph and pipeline"),
+        (
+            ["shop.py:billing", "--store", "file:./x"],
+            2,
+            "--store is an option of bridge and consumer and graph and pipeline",
+        ),
         (["orders.toml", "--match", "*.json"], 2, "say --backfill PREFIX too"),
         (["none.toml"], 1, "there is no file"),
         ([], 2, "Missing argument"),
@@ -301,7 +319,7 @@ def test_task_is_shown_with_its_parts(shop: World) -> None:
     assert [(part["kind"], part["state"]) for part in shown["parts"]] == [("shard", "running")]
     assert shown["parts"][0]["about"]["journals"] == "lines"
     assert shop.report("graph/shop")["parts"][0]["name"] == "total"
-    assert "task:  consumer/words" in shop.ok("show", shop.url, "words")
+    assert "task:       consumer/words" in shop.ok("show", shop.url, "words")
     assert "queue:     billing" in shop.ok("show", "shop.py:billing")
     assert shop.document("show", "shop.py:graph")["parts"][0]["progress"]["outputs"] == 1
 
@@ -333,7 +351,9 @@ def test_consumer_and_graph_begin_again_and_are_removed(world: World) -> None:
     world.fill()
     world.ok("run", "shop.py", "--once")
     assert "say --yes if that is meant" in world.refused("reset", world.url, "words", code=2)
-    assert world.ok("reset", world.url, "words", "--yes") == "consumer/words begins again at earliest\n"
+    assert world.ok("reset", world.url, "words", "--yes").startswith(
+        "reset words to offset 0 of lines: its state stays"
+    )
     assert world.document("reset", "shop.py:graph", "--yes")[0]["to"] == {"total": {"orders": 0}}
     assert [world.report(task)["lag"] for task in ("words", "shop")] == [1, 1]
     assert "still has" in world.refused("wait", world.url, "graph/shop", "--timeout", "50ms")

@@ -33,14 +33,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_command_that_takes_a_store_takes_it_as_an_option_too() -> None:
     # The one brings its store, that of the others is in the file that they run.
-    other: dict[str, set[str]] = {"demo": set(), "run": {"url"}, "consume": {"url"}}
+    other: dict[str, set[str]] = {"demo": set(), "run": {"url"}}
     # The store of a graph is in its file or an option; the verbs for all kinds tell a store from a task among their
     # arguments.
-    other |= {f"graph {verb}": {"url"} for verb in ("run", "status", "trace", "reset", "send")}
+    other |= {f"graph {verb}": {"url"} for verb in ("trace", "send")}
+    other |= {f"bridge kafka {way}": {"url"} for way in ("in", "out")}
     other |= {verb: {"named"} for verb in ("ls", "show", "pause", "resume", "reset", "rm", "wait")}
     for path, command in commands():
+        if command.hidden:  # the options of a verb
+            continue
         taken = {param.name for param in command.params} & {"url", "named"}
-        expected = set() if path.startswith(("token ", "ingest ", "bus ", "graph ")) else {"url", "named"}
+        expected = (
+            set() if path.startswith(("token ", "ingest ", "bus ", "graph ", "spark ", "table ")) else {"url", "named"}
+        )
         assert taken == other.get(path, expected), path
 
 

@@ -268,7 +268,7 @@ def test_bad_objects_are_put_aside_and_tried_again_when_somebody_says_so(tmp_pat
     assert (summary["files"], summary["quarantined"], summary["superseded"]) == (3, 4, 1)
     assert summary["failures"] == 4 * 2
     assert world.inbox.left() == 0
-    status = world.command("status")
+    status = world.command("status")["details"]
     assert {key: status[key] for key in ("name", "open", "redriven", "done", "quarantined", "rows")} == {
         "name": "orders",
         "open": 0,
@@ -310,7 +310,7 @@ def test_bad_objects_are_put_aside_and_tried_again_when_somebody_says_so(tmp_pat
     assert (again["received"], again["files"], again["quarantined"], again["failures"]) == (0, 2, 1, 2)
     assert [one["uri"] for one in world.command("quarantine")] == [world.uri("deleted.json"), back[2]]
     assert world.command("redrive", "--all") == {"redriven": 2}
-    status = world.command("status")
+    status = world.command("status")["details"]
     assert (status["redriven"], status["quarantined"]) == (2, 0)
     world.command("prune", "--orphans", "--yes")
     world.check_nothing_left_over()
@@ -344,7 +344,7 @@ def test_a_backfill_takes_what_was_not_announced_and_nothing_twice(tmp_path: Pat
     # What is forgotten is not taken for new: a backfill leaves it, and takes what was written after that.
     world.configure(window="1ms", batch_files=3)
     assert world.command("prune", "--yes") == {"pruned": 13, "swept": 0}
-    status = world.command("status")
+    status = world.command("status")["details"]
     assert status["done"] == 0
     world.configure(window="15d", batch_files=3)  # a run refuses a window that the queue outlasts
     later = status["forgotten_to"] / 1000 + 2 * 3600  # further than clocks are taken to be apart

@@ -20,7 +20,7 @@ import detent
 from detent import crash
 from detent.errors import Corrupt
 from detent.kv.commitrecord import HEAD, PAGE, SECTOR, decode_record
-from detent.processor.records import Record
+from detent.processor.records import ProcessorRecord as Record
 from filestore import log_name, lose_power
 from graphworld import SENT, World, check_by_origin, check_trail, check_values, checkpoints
 from processes import Child, Processes, eventually

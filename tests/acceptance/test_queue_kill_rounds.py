@@ -51,16 +51,16 @@ BATCH = 5
 # -- in the children --------------------------------------------------------------------------------------------
 
 
-def payload_of(number: int) -> bytes:
+def body_of(number: int) -> bytes:
     """A message that shows whether it is whole."""
     text = f"{number}:" + "x" * (number * 37 % 3000)
     return f"{hashlib.sha256(text.encode()).hexdigest()}{text}".encode()
 
 
-def number_in(payload: bytes) -> int | None:
+def number_in(body: bytes) -> int | None:
     """The number of a message, if it is whole."""
-    text = payload[64:]
-    whole = hashlib.sha256(text).hexdigest().encode() == payload[:64]
+    text = body[64:]
+    whole = hashlib.sha256(text).hexdigest().encode() == body[:64]
     return int(text.partition(b":")[0]) if whole else None
 
 
@@ -80,7 +80,7 @@ def produce(io: Io, url: str, first: int) -> None:
         while io._heard.empty():
             numbers = list(range(first, first + random.randint(1, BATCH)))
             io.say("publishing", numbers=numbers)
-            messages = [detent.Outgoing(payload_of(n), {"n": str(n)}, dedup_key=f"n{n}") for n in numbers]
+            messages = [detent.Outgoing(body_of(n), {"n": str(n)}, dedup_key=f"n{n}") for n in numbers]
             found = queue.publish_many(messages)
             io.say("published", numbers=numbers, messages=[one.message for one in found])
             first = numbers[-1] + 1
@@ -104,8 +104,7 @@ class Consumer:
         if not messages:
             return
         claims = [
-            [m.id, m.fencing_token, m.lease_ms - lease_ms, m.lease_ms, m.attempts, number_in(m.payload)]
-            for m in messages
+            [m.id, m.fencing_token, m.lease_ms - lease_ms, m.lease_ms, m.attempts, number_in(m.body)] for m in messages
         ]
         self._io.say("claimed", claims=claims)
         how = random.choices(["each", "all", "extend", "fail", "final", "forget", "late"], [40, 30, 8, 8, 4, 5, 5])[0]
@@ -120,7 +119,7 @@ class Consumer:
         try:
             with self._store.transaction() as transaction:
                 for message in messages:
-                    effect = [number_in(message.payload), message.id, message.fencing_token, self._name]
+                    effect = [number_in(message.body), message.id, message.fencing_token, self._name]
                     transaction.publish(json.dumps(effect).encode(), queue="next")
                     transaction.append("effects", json.dumps(effect).encode())
                 transaction.ack(*messages)
@@ -424,14 +423,14 @@ class Rounds:
             queue = store.queue("q")
             tried = [n for event in self.events if event["event"] == "publishing" for n in event["numbers"]]
             for number in sorted(set(tried)):
-                answer = queue.publish(payload_of(number), headers={"n": str(number)}, dedup_key=f"n{number}")
+                answer = queue.publish(body_of(number), headers={"n": str(number)}, dedup_key=f"n{number}")
                 said.say("published", numbers=[number], messages=[answer.message])
             queue.redrive()
             consumer = Consumer(said, store, "drain")
             while (info := queue.info()).available + info.delayed + info.in_flight:
                 lease_ms = 60_000
                 messages = queue.claim(100, wait="1s", lease=f"{lease_ms}ms", consumer="drain")
-                claims = [[*r, m.lease_ms - lease_ms, m.lease_ms, m.attempts, number_in(m.payload)]
+                claims = [[*r, m.lease_ms - lease_ms, m.lease_ms, m.attempts, number_in(m.body)]
                           for m, r in zip(messages, receipts(messages), strict=True)]  # fmt: skip
                 said.say("claimed", claims=claims)
                 if messages:
@@ -439,7 +438,7 @@ class Rounds:
             info = queue.info()
             followed: list[list[Any]] = []
             while messages := store.queue("next").claim(1000):
-                followed += [json.loads(message.payload) for message in messages]
+                followed += [json.loads(message.body) for message in messages]
                 store.queue("next").ack(messages)
         with detent.open(self.url) as store:  # closing has left nothing to replay, and nothing that nobody needs
             again = store.queue("q").info()
@@ -565,9 +564,9 @@ def test_the_checker_counts_what_was_done_by_half(followed: list[list[Any]]) -> 
     assert check(RIGHT, EFFECTS, followed).wrong()["torn"] > 0
 
 
-def test_a_payload_shows_what_happened_to_it() -> None:
+def test_a_body_shows_what_happened_to_it() -> None:
     for number in (0, 1, 77):
-        whole = payload_of(number)
+        whole = body_of(number)
         assert number_in(whole) == number
         assert number_in(whole[:-1]) is None
         assert number_in(whole[:64] + b"1" + whole[65:]) is None or number == 1

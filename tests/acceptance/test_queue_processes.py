@@ -44,8 +44,8 @@ class Calls:
     def create(self) -> None:
         self._queue.create(backoff="0s")
 
-    def publish(self, payload: str) -> int:
-        return self._queue.publish(payload.encode()).message
+    def publish(self, body: str) -> int:
+        return self._queue.publish(body.encode()).message
 
     def claim(self, lease: str, wait: str | None = None) -> list[list[Any]]:
         messages = self._queue.claim(10, lease=lease, wait=wait)
@@ -134,7 +134,7 @@ def test_an_owner_that_stood_still_past_its_own_lease_changes_nothing(url: str, 
     owner = started(processes, url)
     owner.call("create")
     other = started(processes, url)
-    number = other.call("publish", payload="x")
+    number = other.call("publish", body="x")
     ((message, delivery, _, _),) = owner.call("claim", lease="100ms")
     assert (owner.call("owner"), other.call("owner"), message) == (True, False, number)
     owner.stop()
@@ -162,9 +162,9 @@ def test_a_hung_owner_that_is_replaced_by_force_keeps_its_lease_and_no_longer(ur
     a higher number."""
     owner = started(processes, url)
     owner.call("create")
-    owner.call("publish", payload="short")
+    owner.call("publish", body="short")
     ((short, short_delivery, short_receipt, _),) = owner.call("claim", lease="100ms")
-    owner.call("publish", payload="long")
+    owner.call("publish", body="long")
     ((long, long_delivery, long_receipt, _),) = owner.call("claim", lease="1h")
     owner.stop()
     with pytest.raises(Unavailable, match="force"):
@@ -210,7 +210,7 @@ def test_a_consumer_waits_through_the_death_of_its_owner(url: str, processes: Pr
     waiting, other = started(processes, url), started(processes, url)
     waiting.send("claim", lease="1h", wait=WAIT)
     owner.kill()
-    number = other.call("publish", payload="x")
+    number = other.call("publish", body="x")
     ((message, *_),) = waiting.answer(seconds=60)
     assert message == number
     waiting.call("ack", message=message)

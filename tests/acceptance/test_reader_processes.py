@@ -67,7 +67,7 @@ def reader(store: detent.Store) -> AssignmentReader:
 
 
 def seen(reader: AssignmentReader, number: int) -> list[tuple[int, bytes, int]]:
-    return [(message.id, message.payload, message.fencing_token) for message in reader.read(number)]
+    return [(message.id, message.body, message.fencing_token) for message in reader.read(number)]
 
 
 def damage(url: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_killed_between_plan_and_read(store: detent.Store, reader: AssignmentRea
     assert store.is_owner
     assert not reader.assign(0, 5).new
     assert reader.assign(1, 2).number == 2
-    assert [payload for _, payload, _ in seen(reader, 2)] == [b"2", b"3"]
+    assert [body for _, body, _ in seen(reader, 2)] == [b"2", b"3"]
     assert damage(url) == []
 
 
@@ -164,10 +164,10 @@ def test_every_message_is_in_one_batch_whoever_dies(processes: Processes, url: s
             again = reader.assign(start, 5)  # what a query does that was restarted
             assert (again.number, again.count, again.new) == (planned.number, planned.count, False)
             start = planned.number
-            batches[start] = [message.payload for message in reader.read(start)]
+            batches[start] = [message.body for message in reader.read(start)]
         while (planned := reader.assign(start, 20)).count:
             start = planned.number
-            batches[start] = [message.payload for message in reader.read(start)]
-    done = [payload for batch in batches.values() for payload in batch]
+            batches[start] = [message.body for message in reader.read(start)]
+    done = [body for batch in batches.values() for body in batch]
     assert done == [b"%d" % number for number in range(MESSAGES)]
     assert damage(url) == []

@@ -54,7 +54,7 @@ def revoke_then_publish(served: Served, path: Path, admin: Any, weak: Any) -> No
     time.sleep(0.5)
     remove_key(path, weak.id)
     time.sleep(2)  # servers look at the file once a second
-    sent = httpx.post(f"{served.url}/v1/queues/q/messages", json={"payload": "x"}, headers=token(admin))
+    sent = httpx.post(f"{served.url}/v1/queues/q/messages", json={"body": "x"}, headers=token(admin))
     assert sent.status_code == 200, sent.text
 
 

@@ -64,7 +64,7 @@ def test_silent_connections_leave_room_for_the_store(tmp_path: Path, servers: li
         assert known.put("/v1/queues/q", json={}).status_code == 201
         silent += (server.connect() for _ in range(75))
         for number in range(50):
-            published = known.post("/v1/queues/q/messages", json={"payload": str(number)})
+            published = known.post("/v1/queues/q/messages", json={"body": str(number)})
             assert published.status_code == 200, published.text
     deadline = time.monotonic() + 30
     while True:
@@ -106,7 +106,7 @@ def test_a_half_sent_body_does_not_hold_the_server_when_it_stops(servers: list[S
     native = b"POST /v1/transactions HTTP/1.1\r\nhost: localhost\r\n"
     native += b"content-type: application/vnd.detent.transaction+msgpack\r\n"
     with server.connect() as first, server.connect() as second, server.connect() as third:
-        first.sendall(head + b'content-length: 1000\r\n\r\n{"payload": ')
+        first.sendall(head + b'content-length: 1000\r\n\r\n{"body": ')
         second.sendall(native + b"content-length: 1000\r\n\r\n\x91")
         third.sendall(head)
         time.sleep(1)

@@ -93,7 +93,7 @@ def test_killed_between_the_sync_and_the_answer(server: KilledServer, point: str
         keeper.start()
         (message,) = queue.claim()
         keeper.join()
-        assert (message.payload, message.attempts) == (b"m", 1), "with its content, from the stored answer"
+        assert (message.body, message.attempts) == (b"m", 1), "with its content, from the stored answer"
         message.ack()
         assert [found.body for found in journal.read()] == [b"0", b"1"]
         assert journal.append(b"2").offset == 2
@@ -154,7 +154,7 @@ def test_killed_while_clients_write_claim_and_read(server: KilledServer) -> None
                 for message in messages:
                     try:
                         with store.transaction() as t:
-                            t.append("effects", message.payload)
+                            t.append("effects", message.body)
                             t.ack(message)
                     except StaleReceipt:
                         continue

@@ -7,19 +7,23 @@ import itertools
 import json
 import os
 import signal
+import sys
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import detent
 import sparkling
 from detent.server.keys import add_key, new_key
+from eventlines import Events
 from processes import eventually
-from s3server import s3_server
+from s3server import S3Server, s3_server
 from serveprocess import SERVE, Served
 from sparkcluster import SparkCluster, executor_of
 
@@ -150,17 +154,24 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The program, run once for all tests of this module."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """One for all tests of this module. Its workers know nothing of the store, nor of the bucket."""
     for module in ("pyspark", "slatedb", "obstore"):
         pytest.importorskip(module)
+    with SparkCluster(tmp_path_factory.mktemp("spark")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def ran(cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The program, run once for all tests of this module."""
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "marks").mkdir()
     (folder / "program.py").write_text(PROGRAM)
     key = new_key("spark", ["publish:*:*", "consume:*:*"], now=datetime.now(UTC))
     add_key(folder / "keys.json", key)
     (folder / "token").write_text(f"{key.id}.{key.secret}")
-    with SparkCluster(folder) as cluster, s3_server() as bucket, pytest.MonkeyPatch.context() as patch:
+    with s3_server() as bucket, pytest.MonkeyPatch.context() as patch:
         # The workers were started without these: executors have them from the program's settings alone.
         environment = {**bucket.environment, "DETENT_TOKEN_FILE": str(folder / "token")}
         for name, value in environment.items():
@@ -237,3 +248,132 @@ def test_tasks_reach_the_object_store_themselves_and_the_server_commits(ran: Ran
     assert ran.uploads >= 2 * BATCHES  # with the server's address alone, fragments go through it
     assert ran.direct_uploads == 0
     assert ran.direct == [body.rstrip(b"\0").decode() for body in ran.out]
+
+
+# -- a pipeline on the cluster --------------------------------------------------------------------------------------
+
+PIPELINE = """
+import os
+from detent.spark import Pipeline, queue
+
+pipeline = Pipeline("shop")
+
+
+@pipeline.stream(read="numbers", write="doubled", json="n BIGINT NOT NULL", max_messages=150)
+def doubled(numbers):
+    return numbers.repartition(2).selectExpr("n * 2 AS n")
+
+
+@pipeline.table(read="doubled", path=os.environ["TABLE"], partition_by=["part"], json="n BIGINT", max_messages=150)
+def table(doubled):
+    return doubled.repartition(2).selectExpr("n", "n % 3 AS part")
+
+
+@pipeline.stream(read=queue("jobs"), write="jobs-done", max_messages=50)
+def jobs(jobs):
+    return jobs.select("body")
+"""
+
+SOAK = bool(os.environ.get("DETENT_SOAK"))
+NUMBERS = 6_000
+JOBS = NUMBERS // 5
+
+
+class ClusterPipeline:
+    """`detent run` with the cluster as its master, a bucket, and a server that owns the store."""
+
+    def __init__(self, folder: Path, cluster: SparkCluster, bucket: S3Server) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, **bucket.environment, "TABLE": f"{bucket.store_url()}/table"}
+        self.url = bucket.store_url()
+        self.served = Served([*SERVE, self.url])
+        (folder / "shop.py").write_text(PIPELINE)
+        executors = {f"spark.executorEnv.{name}": value for name, value in bucket.environment.items()}
+        conf = {"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1", **executors}
+        options = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
+        self.command = [
+            *(sys.executable, "-m", "detent.cli", "run", "shop.py", "--store", self.url, "--server", self.served.url),
+            *("--master", cluster.master, "--checkpoints", str(folder / "checkpoints"), "--json", "--quick", *options),
+        ]
+        self.drivers: list[Events] = []
+
+    def start(self, *more: str) -> Events:
+        """A driver."""
+        self.drivers.append(Events([*self.command, *more], self.folder, self.environment))
+        return self.drivers[-1]
+
+    def restart_server(self) -> None:
+        """Kill the owner, and start the next one at the same address."""
+        self.served.kill()
+        port = ["--port", str(self.served.port)]
+        self.served = Served([sys.executable, "-m", "detent.cli", "serve", self.url, *port])
+
+    def numbers(self, journal: str) -> list[int]:
+        with detent.open(self.served.url) as store:
+            return sorted(json.loads(message.body)["n"] for message in store.journal(journal).read())
+
+    def table(self) -> dict[str, list[Any]]:
+        import deltalake
+
+        found: dict[str, list[Any]] = deltalake.DeltaTable(self.environment["TABLE"]).to_pyarrow_table().to_pydict()
+        return found
+
+    def end(self) -> None:
+        for driver in self.drivers:
+            driver.end()
+        self.served.kill()
+
+
+@pytest.fixture
+def pipeline(
+    tmp_path: Path, cluster: SparkCluster, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ClusterPipeline]:
+    del ran  # first: the pipeline's test kills a worker
+    with s3_server() as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        made = ClusterPipeline(tmp_path, cluster, bucket)
+        yield made
+        made.end()
+
+
+def batches_of(driver: Events, count: int) -> None:
+    """Wait for so many more batches of the driver."""
+    before = len(driver.of("progress"))
+    eventually(
+        lambda: len(driver.of("progress")) >= before + count or driver.process.poll() is not None,
+        seconds=RUN_S,
+        what="batches",
+    )
+    assert driver.process.poll() is None, driver.said()[-8000:]
+
+
+@pytest.mark.skipif(not SOAK, reason="takes minutes: `make cluster` runs it")
+def test_pipeline_on_a_cluster_loses_and_doubles_nothing_whatever_is_killed(
+    pipeline: ClusterPipeline, cluster: SparkCluster
+) -> None:
+    with detent.open(pipeline.served.url) as store:
+        store.queue("jobs").create()
+        store.journal("numbers").append_many([b'{"n": %d}' % number for number in range(NUMBERS)])
+        store.queue("jobs").publish_many([b'{"n": %d}' % number for number in range(JOBS)])
+    driver = pipeline.start()
+    batches_of(driver, 2)
+    os.kill(cluster.executors()[0], signal.SIGKILL)
+    batches_of(driver, 1)
+    pipeline.restart_server()
+    batches_of(driver, 1)
+    done = len(pipeline.numbers("doubled"))
+    os.killpg(driver.process.pid, signal.SIGKILL)
+    assert done < NUMBERS, "it was killed in the middle"
+
+    last = pipeline.start("--once")
+    batches_of(last, 1)
+    cluster.kill_worker(1)
+    assert last.process.wait(RUN_S) == 0, last.said()[-8000:]
+    summary = last.until("summary")[-1]
+    assert (summary["ok"], [stream["lag"] for stream in summary["streams"]]) == (True, [0, 0, 0])
+    assert pipeline.numbers("doubled") == [2 * number for number in range(NUMBERS)]
+    assert pipeline.numbers("jobs-done") == list(range(JOBS))
+    found = pipeline.table()
+    assert sorted(found["n"]) == [2 * number for number in range(NUMBERS)]
+    assert found["part"] == [n % 3 for n in found["n"]]

@@ -16,14 +16,18 @@ import pytest
 from deltalake import DeltaTable
 
 import detent
+import s3server
 import sparkling
 from detent import crash
+from detent.tables.iceberg_table import IcebergTable
 from zygote import Forked
 
 pytestmark = [*sparkling.PROCESS_MARKS, pytest.mark.timeout(600)]
 
 PLANNING = "spark.plan."  # in the process of the source: the driver sees its query fail
-POINTS = sorted(point for point in crash.POINTS if point.startswith((PLANNING, "spark.once.")))
+FILE = "tables.after_file"
+"""In a task: the driver sees its batch fail."""
+POINTS = sorted(point for point in crash.POINTS if point.startswith((PLANNING, "spark.once.", FILE)))
 FED = 40
 PATIENCE_S = 180
 
@@ -32,7 +36,7 @@ DRIVER = textwrap.dedent(
     import sys
     from pathlib import Path
     import detent.spark
-    from detent.spark import once, to_delta, to_journal, to_queue, to_sql
+    from detent.spark import once, to_delta, to_iceberg, to_journal, to_queue, to_sql
 
     folder = Path(sys.argv[1])
     url = f"file:{folder / 'store'}"
@@ -42,9 +46,16 @@ DRIVER = textwrap.dedent(
         url,
         "shop",
         to_delta(folder / "delta"),
+        to_iceberg(
+            "lake.paid",
+            catalog=f"sqlite:///{folder / 'catalog.db'}",
+            location=sys.argv[3],
+            partition_by="part",
+            select=["id", "id % 2 AS part"],
+        ),
         to_sql(f"sqlite:///{folder / 'shop.db'}", "orders", select=["id"]),
         to_journal("out", select=["CAST(id AS STRING) AS body"]),
-        to_queue("mail", select=["CAST(id AS STRING) AS payload"]),
+        to_queue("mail", select=["CAST(id AS STRING) AS body"]),
     )
     rows = orders.selectExpr("CAST(CAST(body AS STRING) AS BIGINT) AS id")
     query = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(folder / "checkpoint"))
@@ -53,13 +64,13 @@ DRIVER = textwrap.dedent(
 )
 
 
-def drive(folder: Path, crash_at: str = "", *, rows_max: int = 1000) -> tuple[int, str]:
+def drive(folder: Path, place: str, crash_at: str = "", *, rows_max: int = 1000) -> tuple[int, str]:
     """Run the driver until it ends, or dies at the point. Nobody of its process group is left."""
     program, log = folder / "driver.py", folder / "driver.log"
     program.write_text(DRIVER)
     with log.open("wb") as out:
         process = Forked(
-            [sys.executable, str(program), str(folder), str(rows_max)],
+            [sys.executable, str(program), str(folder), str(rows_max), place],
             stdout=out,
             stderr=out,
             env={**os.environ, "DETENT_CRASH_AT": crash_at},
@@ -78,10 +89,16 @@ class Shop:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.place = f"{s3server.s3_store_url()}/paid"
 
     def delta(self) -> list[int]:
         table = self.folder / "delta"
         return sorted(DeltaTable(table).to_pyarrow_table().column("id").to_pylist()) if table.exists() else []
+
+    def iceberg(self) -> list[int]:
+        catalog = f"sqlite:///{self.folder / 'catalog.db'}"
+        view = IcebergTable("lake.paid", catalog, self.place).open_if_there()
+        return [] if view is None else sorted(view.table.scan().to_arrow().column("id").to_pylist())
 
     def sql(self) -> list[int]:
         with closing(sqlite3.connect(self.folder / "shop.db")) as connection:
@@ -125,22 +142,22 @@ def shop(tmp_path: Path) -> Shop:
 def test_every_sink_has_every_row_once_whatever_the_driver_died_of(tmp_path: Path, shop: Shop) -> None:
     for point in POINTS:
         shop.feed()
-        code, log = drive(tmp_path, point)  # in the batch that the last one left undone, or in the next
-        assert code == (1 if point.startswith(PLANNING) else -signal.SIGKILL), (
+        code, log = drive(tmp_path, shop.place, point)  # in the batch that the last one left undone, or in the next
+        assert code == (1 if point.startswith((PLANNING, FILE)) else -signal.SIGKILL), (
             f"the driver did not come to {point}: {log}"
         )
         rows, published = shop.engine()
         assert rows == list(range(published)), point
-        for found in (shop.delta(), shop.sql()):
+        for found in (shop.delta(), shop.iceberg(), shop.sql()):
             assert found == list(range(len(found)))
             assert len(found) >= len(rows), point  # at most the batch that was under way
         shop.lose_newest()
     shop.feed()
-    code, log = drive(tmp_path)
+    code, log = drive(tmp_path, shop.place)
     assert code == 0, log
     expected = list(range(FED * (len(POINTS) + 1)))
     assert shop.engine() == (expected, len(expected))
-    assert shop.delta() == shop.sql() == expected
+    assert shop.delta() == shop.iceberg() == shop.sql() == expected
 
 
 @pytest.mark.parametrize("point", sorted(point for point in crash.POINTS if point.startswith(PLANNING)))
@@ -148,15 +165,15 @@ def test_batch_whose_plan_was_sent_ahead_survives_a_kill(tmp_path: Path, shop: S
     """The third batch of a process: its plan is sent while Spark writes its log."""
     for _ in range(4):
         shop.feed()
-    code, log = drive(tmp_path, f"{point}:3", rows_max=FED)
+    code, log = drive(tmp_path, shop.place, f"{point}:3", rows_max=FED)
     assert code == 1, log
     rows, published = shop.engine()
     assert rows == list(range(2 * FED))
     assert published == 2 * FED
     shop.lose_newest()
     shop.feed()
-    code, log = drive(tmp_path, rows_max=FED)
+    code, log = drive(tmp_path, shop.place, rows_max=FED)
     assert code == 0, log
     expected = list(range(5 * FED))
     assert shop.engine() == (expected, len(expected))
-    assert shop.delta() == shop.sql() == expected
+    assert shop.delta() == shop.iceberg() == shop.sql() == expected

@@ -75,7 +75,7 @@ def test_every_message_is_published_once_whatever_the_driver_died_of(tmp_path: P
     for turn in (2, 3):
         assert drive(tmp_path, turn) == 0
     with detent.open(url) as store:
-        found = [json.loads(message.payload)["id"] for message in store.queue("mail").claim(100)]
+        found = [json.loads(message.body)["id"] for message in store.queue("mail").claim(100)]
         first = 1 if begun else 2  # the order of the driver whose messages were made durable
         assert found == [(number + first) % MESSAGES for number in range(MESSAGES)]
         assert (store.journal("out").next_offset(), store.ledger("shop").entries) == (MESSAGES, 1)

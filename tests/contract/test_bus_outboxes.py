@@ -9,10 +9,9 @@ import pytest
 
 from busdatabases import ASYNC, PLAIN, BusDatabase
 from detent.bus import outbox_sql
-from detent.bus.envelope import Envelope
-from detent.bus.lane_statements import LOOKED_AT
+from detent.bus.messages import Envelope
 from detent.bus.outbox_sql import SqlOutbox
-from detent.bus.statements import outbox_statements, schema
+from detent.bus.statements import LOOKED_AT, outbox_statements, schema
 from detent.bus.unit_of_work import UnitOfWork
 from detent.errors import Fenced, Invalid
 from detent.testing import OutboxSuite

@@ -110,5 +110,5 @@ def test_marks_need_a_transaction_of_a_database() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"b', "a.b.c", "x" * 49, "1a", "a;", None])
 def test_what_is_no_name_of_a_table_is_refused(name: Any) -> None:
-    with pytest.raises(Invalid, match="no name of a table"):
+    with pytest.raises(Invalid, match="not the name of a table"):
         SqlTracker(name)

@@ -22,7 +22,7 @@ import redisserver
 import s3server
 import sqsserver
 from detent import Outgoing
-from detent.bus.envelope import Envelope, Incoming
+from detent.bus.messages import Envelope, Incoming
 from detent.bus.topics import parse_filter
 from detent.bus.transport import ATTEMPTS, ERROR, Transport
 from detent.bus.transport_external import ExternalTransport, SqsTransport
@@ -97,7 +97,7 @@ class QueueWorld(World):
 
     def failed(self, queue: str) -> list[tuple[bytes, str, str]]:
         found = self.watching.queue(queue).failed()
-        return [(one.payload, one.reason, str(one.attempts)) for one in found]
+        return [(one.body, one.reason, str(one.attempts)) for one in found]
 
 
 class SqsWorld(World):

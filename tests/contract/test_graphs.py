@@ -529,7 +529,7 @@ def test_recreated_input_of_a_running_graph_shows_at_once_and_stops_it(store: St
             store.journal("a").append(body)
         (seen,) = live.status()
         assert (seen.status, seen.inputs[0].gone, seen.lag) == ("failed", "recreated", 2)
-        assert "graph reset TARGET f --to earliest" in seen.error
+        assert "detent reset FILE --only f" in seen.error
         with pytest.raises(NotFound, match="another one of that name"):
             live.settle("30s")
         live.stop()
@@ -643,7 +643,7 @@ def test_sending_and_reading(store: Store) -> None:
             list(live.read("orders", 7, 8))
         with pytest.raises(Invalid, match="has 2 sources: say to which one"):
             live.send(1)
-        with pytest.raises(Invalid, match="no source 'ordres', and nobody reads it: it has orders, b"):
+        with pytest.raises(Invalid, match="no source 'ordres', and no processor reads it: it has orders, b"):
             live.send(1, "ordres")
         with pytest.raises(Invalid, match="no store 'far'"):
             live.send(1, "orders@far")

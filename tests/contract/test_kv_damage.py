@@ -42,9 +42,9 @@ def write_below(engine: Engine, changes: dict[bytes, bytes]) -> None:
 
 
 async def _write_to_slate(url: str, changes: dict[bytes, bytes]) -> None:
-    from detent.kv._slate_session import Place
+    from detent.kv._slate_session import SlatePlace
 
-    place = Place(url)
+    place = SlatePlace(url)
     database: Any = await place.binding.DbBuilder(place.path, place.object_store).build()
     for key, stored in changes.items():
         await database.put(key, stored)

@@ -46,7 +46,7 @@ def whole(queue: Queue, taken: int = 0) -> None:
     assert (info.in_flight, info.delayed, info.failed, info.total_failed) == (taken, 0, 0, 0)
     claimed = [message for _ in wanted for message in queue.claim(1)]
     for priority in range(2):  # now and then the oldest of all comes first
-        found = [int(message.payload) for message in claimed if message.priority == priority]
+        found = [int(message.body) for message in claimed if message.priority == priority]
         assert found == [number for number in wanted if number % 2 == priority]
     assert {message.attempts for message in claimed} == {1}
 
@@ -195,18 +195,18 @@ def test_damaged_message_counts_as_tried_and_those_beside_it_do_not(
     eventually(lambda: queue.info().available == COUNT - 1)
     assert (queue.info().in_flight, queue.info().failed) == (1, 0)
     found = queue.claim(COUNT)
-    assert sorted(int(message.payload) for message in found) == sorted({*ORDER} - {ORDER[1]})
+    assert sorted(int(message.body) for message in found) == sorted({*ORDER} - {ORDER[1]})
     assert {message.attempts for message in found} == {1}
 
 
 def test_closed_iterator_gives_back_what_it_had_not_given_out(url: str, store: Store, queue: Queue) -> None:
     messages = queue.messages(batch=6)
-    assert [int(next(messages).payload) for _ in range(2)] == ORDER[:2]
+    assert [int(next(messages).body) for _ in range(2)] == ORDER[:2]
     messages.close()  # type: ignore[attr-defined]
 
     async def take(other: AsyncStore) -> None:
         async with contextlib.aclosing(cast_generator(other.queue("q").messages(batch=5))) as found:
-            assert int((await anext(found)).payload) == ORDER[2]
+            assert int((await anext(found)).body) == ORDER[2]
 
     run(url, store, take)
     whole(queue, 3)

@@ -34,8 +34,8 @@ def queue(store: Store) -> Queue:
     return made
 
 
-def payloads(messages: Any) -> list[bytes]:
-    return [message.payload for message in messages]
+def bodies(messages: Any) -> list[bytes]:
+    return [message.body for message in messages]
 
 
 def claim_one(queue: Queue, **options: Any) -> Delivery:
@@ -214,9 +214,9 @@ class TestSettings:
             queue = store.queue("q")
             assert queue.info() == before
             assert contents(queue) == (1, 1, 1, 1)
-            assert [(one.reason, one.payload) for one in queue.failed()] == [("broken", b"failed")]
+            assert [(one.reason, one.body) for one in queue.failed()] == [("broken", b"failed")]
             queue.ack([held.receipt])
-            assert payloads(queue.claim(10)) == [b"waits"]
+            assert bodies(queue.claim(10)) == [b"waits"]
             refused(lambda: queue.ack([done.receipt]))
             assert queue.info().total_acked == 2
 
@@ -246,9 +246,9 @@ class TestPublishing:
         assert (second.message, second.duplicate_of) == (first.message + 1, None)
         one, two = queue.claim(10)
         assert [one.id, two.id] == [first.message, second.message]
-        assert (one.payload, one.uri, one.attempts, one.priority) == (b"one", None, 1, 128)
+        assert (one.body, one.uri, one.attempts, one.priority) == (b"one", None, 1, 128)
         assert one.headers == {"a": "ü", "b": "", "queue": "q"}
-        assert (two.payload, two.headers) == (b"", {"queue": "q"})
+        assert (two.body, two.headers) == (b"", {"queue": "q"})
         assert abs(one.received - datetime.now(UTC)) < timedelta(minutes=5)
         assert one.created == one.received
         assert one.lease_until > one.received
@@ -259,7 +259,7 @@ class TestPublishing:
         found = queue.publish_many(bodies, headers={"of": "many"})
         assert [one.message for one in found] == list(range(found[0].message, found[0].message + 700))
         messages = queue.claim(1000)
-        assert [(m.id, m.payload) for m in messages] == [(f.message, b) for f, b in zip(found, bodies, strict=True)]
+        assert [(m.id, m.body) for m in messages] == [(f.message, b) for f, b in zip(found, bodies, strict=True)]
         assert {m.headers["of"] for m in messages} == {"many"}
         queue.ack(messages)
         assert queue.info().total_acked == 700
@@ -275,14 +275,14 @@ class TestPublishing:
         assert list(queue.publish_many([])) == []
         assert len({one.message for one in found}) == 5
         bare, full, uri, last = queue.claim(10)
-        assert (bare.payload, bare.headers["n"]) == (b"bare", "0")
-        assert (full.payload, full.headers["n"], full.created) == (b"full", "1", created)
+        assert (bare.body, bare.headers["n"]) == (b"bare", "0")
+        assert (full.body, full.headers["n"], full.created) == (b"full", "1", created)
         assert full.retention_s == 2 * 86_400
-        assert (uri.payload, uri.uri, uri.headers) == (b"", "s3://bucket/key", {"queue": "q"})
-        assert last.payload == b"bare too"
+        assert (uri.body, uri.uri, uri.headers) == (b"", "s3://bucket/key", {"queue": "q"})
+        assert last.body == b"bare too"
         assert contents(queue) == (0, 1, 4, 0)
 
-    def test_a_payload_may_be_elsewhere(self, store: Store, queue: Queue) -> None:
+    def test_a_body_may_be_elsewhere(self, store: Store, queue: Queue) -> None:
         """A URI travels as it is, and only where it is one."""
         number = queue.publish(b"", uri="https://host/ä?x=1").message
         assert store.message(number).uri == "https://host/ä?x=1"
@@ -304,7 +304,7 @@ class TestPublishing:
         while len(found) < 2:
             for message in queue.claim(10, wait=WAIT):
                 assert datetime.now(UTC) >= message.visible > message.received
-                found.append(message.payload)
+                found.append(message.body)
         assert sorted(found) == [b"delayed", b"from then on"]
         assert contents(queue) == (0, 1, 2, 0)
         refused(lambda: queue.publish(b"x", delay="1s", visible_at=soon), detent.Invalid)
@@ -347,7 +347,7 @@ class TestPublishing:
         gold.publish(b"x", headers={"tier": "gold"})
         gold.configure(filter=None)
         gold.publish(b"by name")
-        assert payloads(gold.claim(5)) == [b"x", b"by name"]
+        assert bodies(gold.claim(5)) == [b"x", b"by name"]
 
     def test_the_error_of_a_block_is_the_one_to_see(self, queue: Queue) -> None:
         """Also when the lease was over by then, and when the error cannot even say what it is."""
@@ -386,7 +386,7 @@ class TestPublishing:
         assert anywhere.duplicate_of is None
         assert store.publish(b"nowhere", dedup_key="a").duplicate_of == anywhere.message
         messages = queue.claim(10)
-        assert payloads(messages) == [b"a", b"b", b"none"]
+        assert bodies(messages) == [b"a", b"b", b"none"]
         queue.ack(messages)
         assert queue.publish(b"after the ack", dedup_key="a").duplicate_of == first.message
         checkpoint(store)
@@ -398,7 +398,7 @@ class TestPublishing:
         refused(lambda: queue.publish(b"x", dedup_key="a\0b"), detent.Invalid)
 
     def test_filters_send_one_message_to_many_queues(self, store: Store) -> None:
-        """Each queue gets what its filter takes, has its own progress, and the payload is stored once and goes with the
+        """Each queue gets what its filter takes, has its own progress, and the body is stored once and goes with the
         last of them."""
         queues = {
             name: store.queue(name)
@@ -416,7 +416,7 @@ class TestPublishing:
         queues["named"].publish(b"to named")
         assert len(records(store, published_records.PAYLOAD)) == 4, "stored once, whatever queues it goes to"
         held = {name: queue.claim(10) for name, queue in queues.items()}
-        assert {name: payloads(messages) for name, messages in held.items()} == {
+        assert {name: bodies(messages) for name, messages in held.items()} == {
             "all": [b"gold", b"tin", b"tin 2", b"test", b"to named"], "gold": [b"gold"],
             "rest": [b"tin", b"tin 2", b"test"], "both": [b"gold", b"tin", b"tin 2"], "named": [b"to named"],
         }  # fmt: skip
@@ -436,17 +436,17 @@ class TestPublishing:
         store.publish(b"named", headers={"queue": "later"})
         assert store.unmatched() == 2
         info = store.message(number)
-        assert (info.stored, info.payload, info.headers, info.places) == (True, b"lonely", {"kind": "odd"}, [])
+        assert (info.stored, info.body, info.headers, info.places) == (True, b"lonely", {"kind": "odd"}, [])
         store.queue("none").create(filter="true")
         assert store.unmatched() == 2, "without `earliest` a queue begins with what comes after it"
         odd = store.queue("odd")
         odd.create(filter='headers.kind == "odd"', earliest=True)
         later = store.queue("later")
         later.create(earliest=True)
-        assert (claim_one(odd).payload, claim_one(later).payload) == (b"lonely", b"named")
+        assert (claim_one(odd).body, claim_one(later).body) == (b"lonely", b"named")
         assert store.unmatched() == 0
         store.publish(b"next", headers={"kind": "odd"})
-        assert payloads(odd.claim(10, wait=WAIT)) == [b"next"]
+        assert bodies(odd.claim(10, wait=WAIT)) == [b"next"]
 
     def test_a_changed_filter_is_for_what_comes_after_it(self, store: Store) -> None:
         queue = store.queue("q")
@@ -454,7 +454,7 @@ class TestPublishing:
         store.publish_many([Outgoing(b"a1", {"n": "1"}), Outgoing(b"a2", {"n": "2"})])
         queue.configure(filter='headers.n == "2"')
         store.publish_many([Outgoing(b"b1", {"n": "1"}), Outgoing(b"b2", {"n": "2"})])
-        assert payloads(queue.claim(10)) == [b"a1", b"b2"]
+        assert bodies(queue.claim(10)) == [b"a1", b"b2"]
 
 
 # -- claiming ---------------------------------------------------------------------------------------------------
@@ -466,19 +466,19 @@ class TestClaiming:
         for number, priority in enumerate(["200", "5", None, "5", "0", "255", None, "128", None, "200"]):
             queue.publish(b"%d" % number, headers={} if priority is None else {"priority": priority})
         assert queue.info().available_by_priority == {0: 1, 5: 2, 128: 4, 200: 2, 255: 1}
-        assert payloads(queue.claim(3)) == [b"4", b"1", b"3"]
+        assert bodies(queue.claim(3)) == [b"4", b"1", b"3"]
         messages = queue.claim(10)
-        assert payloads(messages) == [b"2", b"6", b"7", b"8", b"0", b"9", b"5"]
+        assert bodies(messages) == [b"2", b"6", b"7", b"8", b"0", b"9", b"5"]
         assert [message.priority for message in messages] == [128] * 4 + [200, 200, 255]
         messages[5].fail(delay="0s")
         messages[1].fail(delay="0s")
-        assert payloads(queue.claim(10)) == [b"6", b"9"], "what comes back stands at its old place"
+        assert bodies(queue.claim(10)) == [b"6", b"9"], "what comes back stands at its old place"
 
     def test_a_stream_of_urgent_messages_leaves_room(self, queue: Queue) -> None:
         """Each sixteenth delivery is the oldest, whatever its priority."""
         queue.publish_many([b"slow"] * 4, headers={"priority": "9"})
         queue.publish_many([b"fast"] * 100, headers={"priority": "1"})
-        found = [message.payload for _ in range(64) for message in queue.claim(1)]
+        found = [message.body for _ in range(64) for message in queue.claim(1)]
         assert found.count(b"slow") == 4
         assert set(found[:15]) == {b"fast"}
 
@@ -497,14 +497,14 @@ class TestClaiming:
         queue.create(priority_header="urgency")
         queue.publish(b"b", headers={"urgency": "2", "priority": "1"})
         queue.publish(b"a", headers={"urgency": "1", "priority": "2"})
-        assert payloads(queue.claim(2)) == [b"a", b"b"]
+        assert bodies(queue.claim(2)) == [b"a", b"b"]
 
     def test_no_more_than_asked_for(self, queue: Queue) -> None:
         """A claim takes what there is, up to its count; what is claimed is nobody else's."""
         queue.publish_many([b"%d" % number for number in range(5)])
-        assert payloads(queue.claim()) == [b"0"]
-        assert payloads(queue.claim(2)) == [b"1", b"2"]
-        assert payloads(queue.claim(10)) == [b"3", b"4"]
+        assert bodies(queue.claim()) == [b"0"]
+        assert bodies(queue.claim(2)) == [b"1", b"2"]
+        assert bodies(queue.claim(10)) == [b"3", b"4"]
         assert queue.claim(10) == []
         assert queue.claim(10, wait="20ms") == []
         assert contents(queue) == (0, 0, 5, 0)
@@ -555,7 +555,7 @@ class TestClaiming:
                 assert message.attempts == 1
         seen = []
         for message in queue.messages(batch=4, timeout="50ms", lease="1h"):
-            seen.append(message.payload)
+            seen.append(message.body)
             message.ack()
         assert seen == [b"%d" % number for number in range(3, 25)]
         assert contents(queue) == (0, 0, 0, 0)
@@ -564,21 +564,21 @@ class TestClaiming:
 class TestWaiting:
     def test_for_a_publish(self, store: Store, queue: Queue) -> None:
         """A consumer that waits is woken by what another thread publishes; one for each message."""
-        with in_thread(lambda: claim_one(queue).payload) as one, in_thread(lambda: claim_one(queue).payload) as two:
+        with in_thread(lambda: claim_one(queue).body) as one, in_thread(lambda: claim_one(queue).body) as two:
             eventually(lambda: waiting(store) == 2)
             queue.publish(b"first")
             queue.publish(b"second")
         assert sorted([*one, *two]) == [b"first", b"second"]
 
     def test_for_a_delayed_message(self, store: Store, queue: Queue) -> None:
-        with in_thread(lambda: claim_one(queue).payload) as found:
+        with in_thread(lambda: claim_one(queue).body) as found:
             eventually(lambda: waiting(store))
             queue.publish(b"in a moment", delay="150ms")
         assert found == [b"in a moment"]
 
     def test_for_a_message_that_was_there_and_hidden_before(self, queue: Queue) -> None:
         queue.publish(b"in a moment", delay="300ms")
-        assert claim_one(queue).payload == b"in a moment"
+        assert claim_one(queue).body == b"in a moment"
 
     def test_for_the_end_of_a_lease(self, queue: Queue) -> None:
         """What a dead consumer held comes to the one that waits, as another delivery."""
@@ -606,7 +606,7 @@ class TestWaiting:
             assert queue.redrive() == 1
         found[0].fail(delay="0s")
         queue.pause()
-        with in_thread(lambda: claim_one(queue).payload) as found:
+        with in_thread(lambda: claim_one(queue).body) as found:
             eventually(lambda: waiting(store))
             queue.resume()
         assert found == [b"x"]
@@ -800,19 +800,19 @@ class TestEnds:
         queue.publish_many([b"ok", b"raises", b"failed", b"acked"])
         for message in queue.claim(4):
             with contextlib.suppress(ZeroDivisionError), message:
-                if message.payload == b"raises":
+                if message.body == b"raises":
                     raise ZeroDivisionError("ü")
-                if message.payload == b"failed":
+                if message.body == b"failed":
                     message.fail("by hand", final=True)
-                if message.payload == b"acked":
+                if message.body == b"acked":
                     message.ack()
             assert message.settled
         info = queue.info()
         assert (contents(queue), info.total_acked) == ((1, 0, 0, 1), 2)
         again = claim_one(queue)
-        assert again.payload == b"raises"
+        assert again.body == b"raises"
         again.fail(final=True)
-        assert [(one.payload, one.reason, [a.reason for a in one.history]) for one in queue.failed()] == [
+        assert [(one.body, one.reason, [a.reason for a in one.history]) for one in queue.failed()] == [
             (b"raises", "", ["ZeroDivisionError: ü", ""]), (b"failed", "by hand", ["by hand"]),
         ]  # fmt: skip
         with pytest.raises(KeyboardInterrupt):
@@ -843,22 +843,22 @@ class TestFailed:
     def fail_all(self, queue: Queue, reason: str = "broken") -> list[int]:
         messages = queue.claim(1000, consumer="c")
         for message in messages:
-            message.fail(f"{reason} {message.payload.decode()}", final=True)
+            message.fail(f"{reason} {message.body.decode()}", final=True)
         return [message.id for message in messages]
 
     def test_listed_with_their_history(self, queue: Queue) -> None:
-        """Oldest first, with reason, attempts, who tried when, payload and headers."""
+        """Oldest first, with reason, attempts, who tried when, body and headers."""
         queue.publish_many([Outgoing(b"a", {"n": "1"}), Outgoing(uri="s3://b/k")])
         first, second = queue.claim(2, consumer="one")
         second.fail("for good", final=True)
         first.fail("once", delay="0s")
         claim_one(queue, consumer="two").fail("twice", final=True)
         a, b = queue.failed()
-        assert (a.message, a.queue, a.reason, a.attempts, a.payload) == (first.id, "q", "twice", 2, b"a")
+        assert (a.message, a.queue, a.reason, a.attempts, a.body) == (first.id, "q", "twice", 2, b"a")
         assert a.headers == {"n": "1", "queue": "q"}
         assert [(attempt.consumer, attempt.reason) for attempt in a.history] == [("one", "once"), ("two", "twice")]
         assert all(attempt.claimed <= attempt.ended <= a.failed for attempt in a.history)
-        assert (b.uri, b.payload, b.attempts, b.reason) == ("s3://b/k", b"", 1, "for good")
+        assert (b.uri, b.body, b.attempts, b.reason) == ("s3://b/k", b"", 1, "for good")
 
     def test_more_than_a_page(self, queue: Queue) -> None:
         queue.publish_many([b"%d" % number for number in range(600)])
@@ -882,11 +882,11 @@ class TestFailed:
         for wrong in ([numbers[1]], [numbers[0], 10**9]):
             refused(lambda wrong=wrong: queue.redrive(wrong), detent.NotFound)
         messages = queue.claim(10)
-        assert payloads(messages) == [b"new", b"1", b"3", b"4"]
+        assert bodies(messages) == [b"new", b"1", b"3", b"4"]
         assert {message.attempts for message in messages} == {1}
         queue.ack(messages)
         assert queue.redrive() == 3
-        assert payloads(queue.claim(10)) == [b"0", b"2", b"5"]
+        assert bodies(queue.claim(10)) == [b"0", b"2", b"5"]
         assert list(queue.failed()) == []
 
     def test_to_another_queue(self, store: Store, queue: Queue) -> None:
@@ -895,13 +895,13 @@ class TestFailed:
         other.create(filter='headers.queue == "other" || headers.both == "1"')
         queue.publish_many([Outgoing(b"a"), Outgoing(b"b", {"both": "1"}), Outgoing(b"c", {"priority": "1"})])
         self.fail_all(queue)
-        b = next(one.message for one in queue.failed() if one.payload == b"b")
+        b = next(one.message for one in queue.failed() if one.body == b"b")
         refused(lambda: queue.redrive([b], to="other"), detent.Exists)
         refused(lambda: queue.redrive(to="nowhere"), detent.NotFound)
         assert queue.redrive(to="other") == 2
-        assert [one.payload for one in queue.failed()] == [b"b"]
+        assert [one.body for one in queue.failed()] == [b"b"]
         messages = other.claim(10)
-        assert payloads(messages) == [b"c", b"b", b"a"]
+        assert bodies(messages) == [b"c", b"b", b"a"]
         other.ack(messages)
         assert queue.redrive() == 1
         claim_one(queue).ack()
@@ -948,12 +948,12 @@ class TestPeek:
         two.fail("boom", final=True)
         checkpoint(store)
         before = everything(store)
-        page = queue.peek(3, payload_bytes=10)
+        page = queue.peek(3, body_bytes=10)
         rest = queue.peek(cursor=page.cursor)
         found = [*page.messages, *rest.messages]
         states = ["in flight", "available", "available", "available", "delayed", "failed"]
         assert ([message.state for message in found], rest.cursor) == (states, None)
-        assert [message.payload for message in page.messages] == [b"0" * 10, b"2" * 10, b"3" * 10]
+        assert [message.body for message in page.messages] == [b"0" * 10, b"2" * 10, b"3" * 10]
         assert (page.messages[0].size, page.messages[0].consumer, page.messages[0].attempts) == (100, "me", 1)
         assert (found[-1].message, found[-1].reason, found[-1].headers["n"]) == (two.id, "boom", "1")
         chosen = queue.peek(filter="has(headers.n) && int(headers.n) > 2", states="available").messages
@@ -968,7 +968,7 @@ class TestPeek:
             await queue.publish_many([b"one", b"two"])
             page = await queue.peek(1)
             rest = await queue.peek(cursor=page.cursor, older_than="0s")
-            assert [message.payload for message in (*page.messages, *rest.messages)] == [b"one", b"two"]
+            assert [message.body for message in (*page.messages, *rest.messages)] == [b"one", b"two"]
             assert (await queue.peek(newer_than="1h", states=["done"])).messages == []
 
         run(url, scenario)
@@ -983,7 +983,7 @@ class TestDeadLetters:
         claimed = queue.claim()[0]
         time.sleep(1.1)
         claimed.fail()
-        assert [message.payload for message in dead.claim()] == [b"x"]
+        assert [message.body for message in dead.claim()] == [b"x"]
         assert dead.info().dead_letter_retention == timedelta(hours=1)
         refused(lambda: dead.configure(dead_letter_retention="0s"), detent.Invalid)
         refused(lambda: dead.configure(dead_letter_retention="200y"), detent.DetentError)
@@ -1024,7 +1024,7 @@ class TestDeadLetters:
         for _ in range(2):
             claim_one(queue).fail("no")
         (found,) = dead.claim()
-        assert (found.payload, found.headers["a"], found.attempts) == (b"poison", "b", 1)
+        assert (found.body, found.headers["a"], found.attempts) == (b"poison", "b", 1)
         info, other = queue.info(), dead.info()
         assert (info.dead_letter, info.failed, info.total_failed) == ("dead", 0, 1)
         assert (other.in_flight, other.total_routed, info.total_dead_lettered) == (1, 1, 1)
@@ -1042,7 +1042,7 @@ class TestDeadLetters:
         store.queue("dead").delete()
         queue.publish(b"poison")
         claim_one(queue).fail("no", final=True)
-        assert payloads(queue.failed()) == [b"poison"]
+        assert bodies(queue.failed()) == [b"poison"]
         queue.configure(dead_letter=None)
         assert queue.info().dead_letter == ""
 
@@ -1056,12 +1056,12 @@ class TestGroups:
             queue.publish(f"{name}{priority}".encode(), headers={"customer": name, "priority": priority})
         queue.publish(b"alone")
         first, second, third = queue.claim(), queue.claim(), queue.claim()
-        assert [payloads(found) for found in (first, second, third)] == [[b"b9"], [b"alone"], [b"a200"]]
+        assert [bodies(found) for found in (first, second, third)] == [[b"b9"], [b"alone"], [b"a200"]]
         assert queue.claim(5) == []
         info = queue.info()
         assert (info.group_header, info.available, info.blocked, info.in_flight) == ("customer", 0, 1, 3)
         third[0].fail("again")
-        assert payloads(queue.claim(5)) == [b"a200", b"a1"]
+        assert bodies(queue.claim(5)) == [b"a200", b"a1"]
 
     def test_whoever_waits_is_woken_when_the_group_is_free(self, store: Store) -> None:
         """A blocked message is nothing to claim, until the one before it is done."""
@@ -1069,7 +1069,7 @@ class TestGroups:
         queue.create(group_header="g")
         queue.publish_many([b"1", b"2"], headers={"g": "x"})
         first = claim_one(queue)
-        with in_thread(lambda: payloads(queue.claim(wait=WAIT))) as results:
+        with in_thread(lambda: bodies(queue.claim(wait=WAIT))) as results:
             eventually(lambda: waiting(store) == 1)
             first.ack()
         assert results == [[b"2"]]
@@ -1102,7 +1102,7 @@ class TestPausing:
         queue.resume()
         found: list[bytes] = []
         while len(found) < 3:
-            found += payloads(queue.claim(10, wait=WAIT))
+            found += bodies(queue.claim(10, wait=WAIT))
         assert found == [b"b", b"c", b"d"]
         assert (queue.info().paused, queue.info().catching_up, store.unmatched()) == (False, False, 0)
 
@@ -1118,7 +1118,7 @@ class TestPausing:
         found: list[bytes] = []
         while len(found) < 2:
             messages = slow.claim(10, wait=WAIT)
-            found += payloads(messages)
+            found += bodies(messages)
             slow.ack(messages)
         assert found == [b"a", b"b"]
         checkpoint(store)
@@ -1154,7 +1154,7 @@ class TestTransactions:
         assert store.message(c.id).places[0].at.timestamp() * 1000 == pytest.approx(t.results[extended].lease_ms)
         assert journal_bodies(store, "log") == [b"a was done"]
         assert store.journal("log").registers() == {"last": str(a.id)}
-        assert payloads(queue.claim(10)) == [b"next", b"x", b"y"]
+        assert bodies(queue.claim(10)) == [b"next", b"x", b"y"]
         assert ([one.reason for one in queue.failed()], store.unmatched()) == (["not today"], 1)
 
     @pytest.mark.parametrize("last", [True, False])
@@ -1226,7 +1226,7 @@ class TestTransactions:
             refused(transaction.commit, detent.Conflict)
         message.fail(delay="0s")
         found = queue.claim(10)
-        assert payloads(found) == [b"a", b"b", b"c"]
+        assert bodies(found) == [b"a", b"b", b"c"]
         transaction = store.transaction()
         transaction.ack(*found)
         transaction.check_next_offset("log", 5)
@@ -1258,7 +1258,7 @@ class TestTransactions:
         queue.publish(b"x")
         with claim_one(queue) as message, store.transaction() as t:
             t.ack(message)
-            t.append("log", message.payload)
+            t.append("log", message.body)
         assert (queue.info().total_acked, journal_bodies(store, "log")) == (1, [b"x"])
 
     def test_a_duplicate_in_a_transaction(self, store: Store, queue: Queue) -> None:
@@ -1281,7 +1281,7 @@ class TestMessages:
             return {place.queue: place.state for place in store.message(number).places}
 
         info = store.message(number)
-        assert (info.message, info.stored, info.payload, info.headers["priority"]) == (number, True, b"x", "3")
+        assert (info.message, info.stored, info.body, info.headers["priority"]) == (number, True, b"x", "3")
         assert info.retention == timedelta(days=1)
         assert info.received is not None
         assert info.visible == info.received + timedelta(milliseconds=150)
@@ -1320,18 +1320,18 @@ class TestWorkers:
         seen: list[bytes] = []
 
         def handle(message: Delivery) -> None:
-            seen.append(message.payload)
-            if message.payload == b"raises":
+            seen.append(message.body)
+            if message.body == b"raises":
                 raise ZeroDivisionError("by zero")
-            if message.payload == b"acks":
+            if message.body == b"acks":
                 message.ack()
-            if message.payload == b"transaction":
+            if message.body == b"transaction":
                 with store.transaction() as t:
                     t.append("log", b"done")
                     t.ack(message)
-            if message.payload == b"fails":
+            if message.body == b"fails":
                 message.fail("by hand", final=True)
-            if message.payload == b"last":
+            if message.body == b"last":
                 worker.stop()
 
         queue.configure(max_attempts=1)
@@ -1341,7 +1341,7 @@ class TestWorkers:
         assert (worker.handled, worker.failed) == (5, 1)
         info = queue.info()
         assert (contents(queue), info.total_acked) == ((0, 0, 0, 2), 4)
-        failed = {one.payload: (one.reason, one.history[0].consumer) for one in queue.failed()}
+        failed = {one.body: (one.reason, one.history[0].consumer) for one in queue.failed()}
         assert failed == {b"raises": ("ZeroDivisionError: by zero", "worker 1"), b"fails": ("by hand", "worker 1")}
         assert journal_bodies(store, "log") == [b"done"]
 
@@ -1355,7 +1355,7 @@ class TestWorkers:
             with lock:
                 running += 1
                 most = max(most, running)
-            if message.payload == b"together":
+            if message.body == b"together":
                 together.wait(PATIENCE_S)
             with lock:
                 running -= 1
@@ -1376,7 +1376,7 @@ class TestWorkers:
         first_lease: list[datetime] = []
 
         def handle(message: Delivery) -> None:
-            if message.payload == b"slow":
+            if message.body == b"slow":
                 first_lease.append(message.lease_until)
 
                 def outlived() -> bool:
@@ -1470,7 +1470,7 @@ class TestAsync:
             assert await store.unmatched() == 1
             messages = await queue.claim(100, lease="1h", consumer="me")
             assert len(messages) == 25
-            assert (messages[0].payload, messages[0].headers["n"], messages[0].attempts) == (b"one", "1", 1)
+            assert (messages[0].body, messages[0].headers["n"], messages[0].attempts) == (b"one", "1", 1)
             place = (await store.message(one.message)).places[0]
             assert (place.state, place.consumer) == ("in flight", "me")
             await messages[0].extend("2h")
@@ -1489,7 +1489,7 @@ class TestAsync:
             await queue.resume()
             (message,) = await queue.claim(wait=WAIT)
             async with message:
-                assert message.payload == b"later"
+                assert message.body == b"later"
             info = await queue.info()
             assert (info.total_acked, info.available, info.in_flight) == (25, 0, 0)
             await queue.delete()
@@ -1510,7 +1510,7 @@ class TestAsync:
             await queue.publish(b"a")
             await queue.publish(b"b", delay="100ms")
             found = [(await task)[0] for task in waiting[1:]]
-            assert sorted(payloads(found)) == [b"a", b"b"]
+            assert sorted(bodies(found)) == [b"a", b"b"]
             await queue.ack(found)
             await queue.publish(b"c")
             (first,) = await queue.claim(lease="100ms")
@@ -1524,7 +1524,7 @@ class TestAsync:
             seen = []
             async for message in queue.messages(batch=2, timeout="30ms"):
                 async with message:
-                    seen.append(message.payload)
+                    seen.append(message.body)
             assert seen == [b"0", b"1", b"2"]
 
         run(url, scenario)
@@ -1548,12 +1548,12 @@ class TestAsync:
                     t.ack(a)
             assert not b.settled
             assert [message.body async for message in store.journal("log").read()] == [b"a"]
-            assert payloads(await queue.claim(10)) == [b"next"]
+            assert bodies(await queue.claim(10)) == [b"next"]
             with pytest.raises(ZeroDivisionError):
                 async with b:
                     raise ZeroDivisionError
             (again,) = await queue.claim(10, wait=WAIT)
-            assert (again.payload, again.attempts) == (b"b", 2)
+            assert (again.body, again.attempts) == (b"b", 2)
 
         run(url, scenario)
 
@@ -1569,18 +1569,18 @@ class TestAsync:
 
             async def handle(message: Any) -> None:
                 nonlocal waiting
-                if message.payload == b"raises":
+                if message.body == b"raises":
                     raise ZeroDivisionError("by zero")
-                if message.payload == b"transaction":
+                if message.body == b"transaction":
                     async with store.transaction() as t:
                         t.append("log", b"done")
                         t.ack(message)
-                if message.payload == b"together":
+                if message.body == b"together":
                     waiting += 1
                     if waiting == 2:
                         together.set()
                     await asyncio.wait_for(together.wait(), PATIENCE_S)
-                if message.payload == b"slow":
+                if message.body == b"slow":
                     first = message.lease_until
                     while not (first < datetime.now(UTC) < (await store.message(message.id)).places[0].at):
                         await asyncio.sleep(0.02)

@@ -29,8 +29,8 @@ def reader(queue: Queue) -> AssignmentReader:
     return made
 
 
-def payloads(messages: Any) -> list[bytes]:
-    return [message.payload for message in messages]
+def bodies(messages: Any) -> list[bytes]:
+    return [message.body for message in messages]
 
 
 def publish(queue: Queue, count: int) -> list[bytes]:
@@ -43,11 +43,11 @@ def test_planned_read_and_done(queue: Queue, reader: AssignmentReader) -> None:
     sent = publish(queue, 5)
     first = reader.assign(0, 3)
     assert (first.number, first.count, first.new) == (1, 3, True)
-    assert payloads(reader.read(1)) == payloads(reader.read(1)) == sent[:3]
+    assert bodies(reader.read(1)) == bodies(reader.read(1)) == sent[:3]
     again = reader.assign(0, 99)
     assert (again.number, again.count, again.new) == (1, 3, False)
     assert reader.assign(1, 3).number == 2
-    assert payloads(reader.read(2)) == sent[3:]
+    assert bodies(reader.read(2)) == sent[3:]
     info = queue.info()
     assert (info.total_acked, info.in_flight, info.available, info.done) == (3, 2, 0, 3)
     nothing = reader.assign(2, 3)
@@ -63,7 +63,7 @@ def test_all_that_a_message_says(queue: Queue, reader: AssignmentReader) -> None
     failed.fail("no", delay="0s")
     reader.assign(0, 10)
     first, second = reader.read(1)
-    assert (first.queue, first.id, first.payload, first.uri, first.json()) == (
+    assert (first.queue, first.id, first.body, first.uri, first.json()) == (
         "q",
         failed.id,
         b'{"a": 1}',
@@ -74,7 +74,7 @@ def test_all_that_a_message_says(queue: Queue, reader: AssignmentReader) -> None
     assert first.fencing_token > failed.fencing_token
     assert first.created == first.received == first.visible == failed.received
     assert (first.retention_s, first.expires) == (3600, first.received + timedelta(hours=1))
-    assert (second.payload, second.uri, second.fencing_token) == (b"", "s3://bucket/key", first.fencing_token + 1)
+    assert (second.body, second.uri, second.fencing_token) == (b"", "s3://bucket/key", first.fencing_token + 1)
     assert [message.fencing_token for message in reader.read(1)] == [first.fencing_token, second.fencing_token]
 
 
@@ -82,10 +82,10 @@ def test_parts_of_an_assignment_are_read_anywhere(store: Store, queue: Queue, re
     sent = publish(queue, 7)
     reader.assign(0, 7)
     elsewhere = store.queue("q").reader("nightly", generation=reader.generation)
-    assert payloads(elsewhere.read(1, 0, 3)) == sent[:3]
-    assert payloads(elsewhere.read(1, 3, 7)) == sent[3:]
-    assert payloads(elsewhere.read(1, 5)) == sent[5:]
-    assert payloads(elsewhere.read(1, 4, 4)) == payloads(elsewhere.read(1, 7)) == []
+    assert bodies(elsewhere.read(1, 0, 3)) == sent[:3]
+    assert bodies(elsewhere.read(1, 3, 7)) == sent[3:]
+    assert bodies(elsewhere.read(1, 5)) == sent[5:]
+    assert bodies(elsewhere.read(1, 4, 4)) == bodies(elsewhere.read(1, 7)) == []
 
 
 def test_a_long_assignment_comes_page_by_page(
@@ -98,10 +98,10 @@ def test_a_long_assignment_comes_page_by_page(
         queue.publish(b"x" * 200 + b"%d" % number)
     reader.assign(0, 99)
     found = list(reader.read(1))
-    assert payloads(found) == [*sent, *(b"x" * 200 + b"%d" % number for number in range(3))]
+    assert bodies(found) == [*sent, *(b"x" * 200 + b"%d" % number for number in range(3))]
     tokens = [message.fencing_token for message in found]
     assert tokens == list(range(tokens[0], tokens[0] + 13))
-    assert payloads(reader.read(1, 3, 12)) == payloads(found[3:12])
+    assert bodies(reader.read(1, 3, 12)) == bodies(found[3:12])
 
 
 def test_what_is_asked_for_and_not_there(queue: Queue, reader: AssignmentReader) -> None:
@@ -141,7 +141,7 @@ def test_a_released_reader_is_fenced_and_its_messages_come_back(queue: Queue, re
     reader.assign(0, 3)
     zombie = queue.reader("nightly", generation=reader.generation)
     half = zombie.read(1)
-    assert next(half).payload == sent[0]
+    assert next(half).body == sent[0]
     assert queue.reader("nightly").release() == 3
     for call in (
         lambda: zombie.assign(1, 1),
@@ -152,7 +152,7 @@ def test_a_released_reader_is_fenced_and_its_messages_come_back(queue: Queue, re
         with pytest.raises(Fenced, match="was released"):
             call()
     claimed = queue.claim(10)
-    assert payloads(claimed) == sent
+    assert bodies(claimed) == sent
     assert {message.attempts for message in claimed} == {1}
     assert reader.open().acked == 0
     assert reader.assign(0, 1).count == 0
@@ -180,7 +180,7 @@ def test_readers_are_listed_and_deleted(queue: Queue, reader: AssignmentReader) 
 def test_an_assignment_limited_in_bytes(queue: Queue, reader: AssignmentReader) -> None:
     sent = publish(queue, 9)
     assert reader.assign(0, 9, max_bytes=2 * len(sent[0])).count == 2
-    assert payloads(reader.read(1)) == sent[:2]
+    assert bodies(reader.read(1)) == sent[:2]
     assert reader.assign(1, 9, max_bytes=1).count == 1
     assert reader.assign(2, 9).count == 6
 
@@ -240,8 +240,8 @@ def test_the_same_for_asyncio(url: str) -> None:
             reader = queue.reader("nightly")
             opened = await reader.open()
             assert (await reader.assign(opened.acked, 2, max_bytes=100)).number == 1
-            assert [message.payload async for message in reader.read(1)] == [b"one", b"two"]
-            assert [message.payload async for message in reader.read(1, 1, 2)] == [b"two"]
+            assert [message.body async for message in reader.read(1)] == [b"one", b"two"]
+            assert [message.body async for message in reader.read(1, 1, 2)] == [b"two"]
             await reader.ack(1)
             with pytest.raises(NotFound):
                 await anext(reader.read(1))

@@ -14,12 +14,12 @@ from detent.spark.queue_splitting import settle
 from detent.store import Store
 from detent.tables.marks import BatchKey
 
-SCHEMA = StructType([StructField("payload", BinaryType())])
+SCHEMA = StructType([StructField("body", BinaryType())])
 
 
 def write(store: Store, key: BatchKey, values: list[bytes]) -> None:
     """What a driver does with a batch."""
-    batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["payload"])
+    batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["body"])
     transaction = store.transaction()
     transaction.enter_ledger(key.name, key.batch, query=key.query, run=key.run)
     packed = [pack(RowsToPublish.of(SCHEMA, "mail"), [batch])]
@@ -37,5 +37,5 @@ def test_a_split_batch_is_published_once_and_in_order(store: Store, monkeypatch:
     with pytest.raises(AlreadyEntered):
         write(store, key._replace(run="run-2"), values)
     write(store, key._replace(batch=1), [b"next"])
-    assert [message.payload for message in store.queue("mail").claim(100)] == [*values, b"next"]
+    assert [message.body for message in store.queue("mail").claim(100)] == [*values, b"next"]
     assert store.ledger("shop").entries == 2

@@ -558,9 +558,9 @@ def test_groups_are_given_and_what_is_no_stream_is_refused(stream: Stream) -> No
     assert queue.receive(1, 0.01, LONG_S) == []
     assert world.client.xinfo_groups(queue.name)[0]["name"] == "grüppe".encode()
     world.client.set(f"{queue.name}-text", "x")
-    with pytest.raises(Invalid, match="no stream"):
+    with pytest.raises(Invalid, match="not a stream"):
         RedisQueue(world.url, f"{queue.name}-text").receive(1, 0, LONG_S)
-    with pytest.raises(Invalid, match="no stream"):
+    with pytest.raises(Invalid, match="not a stream"):
         RedisQueue(world.url, f"{queue.name}-text").retention_s()
     with pytest.raises(Invalid, match="needs the name"):
         RedisQueue(world.url, "")

@@ -19,8 +19,8 @@ import sqsserver
 from busworld import AT_ONCE, Books, Broken, Invoiced, OrderPlaced, enter
 from detent.bus import Bus, Context, DbApiUnitOfWork, Outcome, SqlOutbox, SqlTracker
 from detent.bus.calling import Calling
-from detent.bus.envelope import Envelope, Incoming
 from detent.bus.forwarder import Forwarder
+from detent.bus.messages import Envelope, Incoming
 from detent.bus.transport import ERROR, ORIGINAL_ID, HeldDelivery
 from detent.bus.transport_external import SqsTransport
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable

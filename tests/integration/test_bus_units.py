@@ -21,16 +21,15 @@ from sqlalchemy.orm import Session, registry, scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 from busdatabases import KINDS, ON_POSTGRES, POSTGRES, BusDatabase, libpq, postgres_url
-from detent.bus.envelope import Envelope
+from detent.bus.messages import Envelope
 from detent.bus.outbox_sql import SqlOutbox
-from detent.bus.sql_port import port_of
 from detent.bus.tracker_sql import SqlTracker
 from detent.bus.unit_dbapi import DbApiUnitOfWork
-from detent.bus.unit_of_work import TransactionEnded
-from detent.bus.unit_rules import guard_of
+from detent.bus.unit_of_work import TransactionEnded, guard_of
 from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
 from detent.errors import Invalid, OutcomeUnknown
 from detent.sql.dialects import committing, ends_transaction
+from detent.sql.port import port_of
 
 
 class Place:
@@ -822,7 +821,7 @@ DJANGO = """
     from detent.bus.outbox_sql import SqlOutbox
     from detent.bus.tracker_sql import SqlTracker
     from detent.bus.unit_django import DjangoUnitOfWork
-    from detent.bus.envelope import Envelope
+    from detent.bus.messages import Envelope
     from detent.bus.unit_of_work import TransactionEnded
     from detent.errors import Invalid
     if "postgresql" in {database}["ENGINE"]:

@@ -137,7 +137,7 @@ def test_verify_survives_each_damaged_record_alone(store: Path, records: dict[by
     assert run(f"file:{store}")[0] == []
 
 
-def test_a_damaged_payload_is_an_error_for_its_consumer(store: Path, records: dict[bytes, bytes]) -> None:
-    payloads = {key: flipped(stored, len(stored) - 9) for key, stored in records.items() if key[:3] == b"\x05\x01\x01"}
-    with detent.open(damaged(store, payloads)) as opened, pytest.raises(DetentError, match="checksum"):
+def test_a_damaged_body_is_an_error_for_its_consumer(store: Path, records: dict[bytes, bytes]) -> None:
+    bodies = {key: flipped(stored, len(stored) - 9) for key, stored in records.items() if key[:3] == b"\x05\x01\x01"}
+    with detent.open(damaged(store, bodies)) as opened, pytest.raises(DetentError, match="checksum"):
         list(opened.queue("orders").claim(1))

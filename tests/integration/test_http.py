@@ -150,7 +150,7 @@ class TestTokens:
             one.ack()
             two.extend("1m")
             two.fail("no", final=True)
-            assert [failed.payload for failed in orders.failed()] == [b"2"]
+            assert [failed.body for failed in orders.failed()] == [b"2"]
             for call in (
                 lambda: store.queue("others").publish(b"no"),
                 lambda: store.queue("others").claim(),
@@ -328,7 +328,7 @@ class TestBrokenLines:
             assert store.journal("j").append(b"%d" % number).offset == number
         faults.lost_answers = 2
         messages = queue.claim(10)
-        assert [message.payload for message in messages] == [b"0", b"1", b"2"], "with their contents"
+        assert [message.body for message in messages] == [b"0", b"1", b"2"], "with their contents"
         assert {message.attempts for message in messages} == {1}
         faults.lost_answers = 1
         queue.ack(messages)
@@ -544,12 +544,12 @@ class TestContents:
         queue = store.queue("q")
         queue.create()
         sent = [bytes([number]) * 1000 * (number % 30) for number in range(100)]
-        for payload in sent:
-            queue.publish(payload, headers={"size": str(len(payload))})
+        for body in sent:
+            queue.publish(body, headers={"size": str(len(body))})
         faults.requests.clear()
         messages = queue.claim(100)
-        assert [message.payload for message in messages] == sent
-        assert [message.headers["size"] for message in messages] == [str(len(payload)) for payload in sent]
+        assert [message.body for message in messages] == sent
+        assert [message.headers["size"] for message in messages] == [str(len(body)) for body in sent]
         assert faults.requests.count("POST /v1/transactions") > 50
         queue.ack(messages)
 
@@ -557,7 +557,7 @@ class TestContents:
             queue.publish_many(sent)
             async with detent.open_async(store.url) as other:
                 found = await other.queue("q").claim(100)
-                assert [message.payload for message in found] == sent
+                assert [message.body for message in found] == sent
 
         asyncio.run(scenario())
 
@@ -594,16 +594,16 @@ class TestContents:
         queue = store.queue("q")
         queue.create()
         sent = [bytes([number]) * 4000 for number in range(20)]
-        for payload in sent:
-            queue.publish(payload)
+        for body in sent:
+            queue.publish(body)
         for message in queue.claim(20):
             message.fail("no", final=True)
-        assert [failed.payload for failed in queue.failed()] == sent
+        assert [failed.body for failed in queue.failed()] == sent
         threads = [threading.Thread(target=store.message, args=(number,)) for number in range(20)]
         for thread in threads:
             thread.start()
         for number in range(20):
-            assert store.message(number).payload == sent[number]
+            assert store.message(number).body == sent[number]
         for thread in threads:
             thread.join()
         with pytest.raises(NotFound):
@@ -611,9 +611,9 @@ class TestContents:
 
         async def scenario() -> None:
             async with detent.open_async(store.url) as other:
-                assert [failed.payload async for failed in other.queue("q").failed()] == sent
+                assert [failed.body async for failed in other.queue("q").failed()] == sent
                 found = await asyncio.gather(*(other.message(number) for number in range(20)))
-                assert [message.payload for message in found] == sent
+                assert [message.body for message in found] == sent
 
         asyncio.run(scenario())
 
@@ -622,7 +622,7 @@ class TestContents:
         store.queue("q").publish(detent.Outgoing(uri="s3://bucket/key"))
         assert store.message(0).uri == "s3://bucket/key"
         (message,) = store.queue("q").claim()
-        assert (message.uri, message.payload) == ("s3://bucket/key", b"")
+        assert (message.uri, message.body) == ("s3://bucket/key", b"")
 
 
 # -- fragments ----------------------------------------------------------------------------------------------------

@@ -18,14 +18,14 @@ import detent
 from detent.errors import Busy, Denied, NotFound
 from detent.journal import AsyncJournal
 from detent.queue import AsyncQueue, QueueInfo
-from detent.queue.operations import PAYLOAD_BYTES_MAX
+from detent.queue.operations import BODY_BYTES_MAX
 from detent.remote.wire import PROBLEM_TYPE
 from detent.server import api_journals, api_queues
 from detent.server.access import UNCHECKED, Caller, Grant
 from detent.server.api import ROUTES, Api
 from detent.server.api_queues import check_settings
 from detent.server.app import Part
-from detent.server.http import JSON_BYTES_MAX, Request, Response
+from detent.server.http import JSON_BYTES_MAX, HttpRequest, Response
 from detent.server.jsonbody import STRINGS_MAX, VALUES_MAX
 from detent.server.keys import Unauthenticated
 from detent.server.limits import (
@@ -175,15 +175,15 @@ def test_other_paths_and_methods_are_refused(memory: HttpServer) -> None:
 def test_messages_are_published_as_text_base64_json_or_uri_and_come_out_the_same(server: HttpServer) -> None:
     client = server.client
     good(client.put("/v1/queues/q", json={}), 201)
-    wrong = {"payload": "x", "headers": {"priority": "high"}}
+    wrong = {"body": "x", "headers": {"priority": "high"}}
     refused(client.post("/v1/queues/q/messages", json=wrong), 400, "Invalid", "the header 'priority' is a priority")
-    one = good(client.post("/v1/queues/q/messages", json={"payload": "täxt", "headers": {"priority": "7"}}))
+    one = good(client.post("/v1/queues/q/messages", json={"body": "täxt", "headers": {"priority": "7"}}))
     assert one == {"messages": [{"id": 0, "duplicate_of": None}]}
-    many = b'[{"payload": {"base64": "AP8="}}, {"payload": {"json": {"n": 12345678901234567890123 }}}, {"uri": "s3://b/k"}]'
+    many = b'[{"body": {"base64": "AP8="}}, {"body": {"json": {"n": 12345678901234567890123 }}}, {"uri": "s3://b/k"}]'
     answer = client.post("/v1/queues/q/messages", content=many, headers={"content-type": "application/json"})
     assert [message["id"] for message in good(answer)["messages"]] == [1, 2, 3]
     found = claim(server, count=10, consumer="me", lease="1m")
-    assert [message.get("payload") for message in found] == [
+    assert [message.get("body") for message in found] == [
         "täxt", {"base64": "AP8="}, '{"n": 12345678901234567890123 }', None,
     ]  # fmt: skip
     assert [message.get("uri") for message in found] == [None, None, None, "s3://b/k"]
@@ -197,14 +197,14 @@ def test_messages_are_published_as_text_base64_json_or_uri_and_come_out_the_same
 def test_a_message_has_its_times_its_retention_and_its_key(server: HttpServer) -> None:
     client = server.client
     good(client.put("/v1/queues/q", json={}), 201)
-    message = {"payload": "p", "created": "2026-01-31T12:00:00Z", "delay": "1h", "retention": "7d", "dedup_key": "k"}
+    message = {"body": "p", "created": "2026-01-31T12:00:00Z", "delay": "1h", "retention": "7d", "dedup_key": "k"}
     good(client.post("/v1/queues/q/messages", json=message))
     shown = good(client.get("/v1/messages/0"))
-    assert (shown["created"], shown["retention"], shown["payload"]) == ("2026-01-31T12:00:00.000Z", "7d", "p")
+    assert (shown["created"], shown["retention"], shown["body"]) == ("2026-01-31T12:00:00.000Z", "7d", "p")
     assert [(place["queue"], place["state"]) for place in shown["queues"]] == [("q", "delayed")]
     again = good(client.post("/v1/queues/q/messages", json=message))
     assert again == {"messages": [{"id": 0, "duplicate_of": 0}]}
-    late = {"payload": "p", "visible_at": "2100-01-01T00:00:00+02:00"}
+    late = {"body": "p", "visible_at": "2100-01-01T00:00:00+02:00"}
     good(client.post("/v1/queues/q/messages", json=late))
     assert good(client.get("/v1/messages/1"))["visible"] == "2099-12-31T22:00:00.000Z"
     assert claim(server) == []
@@ -217,16 +217,16 @@ def test_an_idempotency_key_is_the_dedup_key_of_one_message(server: HttpServer) 
     good(client.put("/v1/queues/q", json={}), 201)
     key = {"idempotency-key": "payment-7"}
     url = "/v1/queues/q/messages"
-    assert good(client.post(url, json={"payload": "a"}, headers=key))["messages"][0]["duplicate_of"] is None
-    assert good(client.post(url, json=[{"payload": "a"}], headers=key))["messages"][0]["duplicate_of"] == 0
-    assert good(client.post(url, json={"payload": "a", "dedup_key": "payment-7"}))["messages"][0]["duplicate_of"] == 0
-    own = good(client.post(url, json={"payload": "a", "dedup_key": "payment-8"}, headers=key))
+    assert good(client.post(url, json={"body": "a"}, headers=key))["messages"][0]["duplicate_of"] is None
+    assert good(client.post(url, json=[{"body": "a"}], headers=key))["messages"][0]["duplicate_of"] == 0
+    assert good(client.post(url, json={"body": "a", "dedup_key": "payment-7"}))["messages"][0]["duplicate_of"] == 0
+    own = good(client.post(url, json={"body": "a", "dedup_key": "payment-8"}, headers=key))
     assert own["messages"][0]["duplicate_of"] is None
-    refused(client.post(url, json=[{"payload": "a"}] * 2, headers=key), 400, "Invalid", "one message")
-    refused(client.post(url, json={"payload": "a"}, headers={"idempotency-key": ""}), 400, "Invalid")
-    refused(client.post(url, json={"payload": "a"}, headers={"idempotency-key": "x" * 256}), 413, "LimitExceeded")
+    refused(client.post(url, json=[{"body": "a"}] * 2, headers=key), 400, "Invalid", "one message")
+    refused(client.post(url, json={"body": "a"}, headers={"idempotency-key": ""}), 400, "Invalid")
+    refused(client.post(url, json={"body": "a"}, headers={"idempotency-key": "x" * 256}), 413, "LimitExceeded")
     twice = [("idempotency-key", "a"), ("idempotency-key", "b")]
-    refused(client.post(url, json={"payload": "a"}, headers=twice), 400, "Invalid", "twice")
+    refused(client.post(url, json={"body": "a"}, headers=twice), 400, "Invalid", "twice")
     refused(client.post("/v1/journals/j/messages", json={"body": "a"}, headers=key), 400, "Invalid")
     operation = {"op": "append", "journal": "j", "body": "a"}
     refused(client.post("/v1/transaction", json={"operations": [operation]}, headers=key), 400, "Invalid")
@@ -238,35 +238,35 @@ def test_a_message_can_go_to_whichever_queues_match(server: HttpServer) -> None:
     client = server.client
     good(client.put("/v1/queues/gold", json={"filter": 'headers.tier == "gold"'}), 201)
     good(client.put("/v1/queues/all", json={"filter": "true"}), 201)
-    done = client.post("/v1/messages", json=[{"payload": "a", "headers": {"tier": "gold"}}, {"payload": "b"}])
+    done = client.post("/v1/messages", json=[{"body": "a", "headers": {"tier": "gold"}}, {"body": "b"}])
     assert [one["id"] for one in good(done)["messages"]] == [0, 1]
-    assert [message["payload"] for message in claim(server, "gold", count=5)] == ["a"]
-    assert [message["payload"] for message in claim(server, "all", count=5)] == ["a", "b"]
-    refused(client.post("/v1/queues/gold/messages", json={"payload": "c"}), 400, "Invalid", "filter")
+    assert [message["body"] for message in claim(server, "gold", count=5)] == ["a"]
+    assert [message["body"] for message in claim(server, "all", count=5)] == ["a", "b"]
+    refused(client.post("/v1/queues/gold/messages", json={"body": "c"}), 400, "Invalid", "filter")
 
 
 @pytest.mark.parametrize(
     "message",
     [
         {},
-        {"payload": "a", "uri": "s3://b/k"},
-        {"payload": None},
-        {"payload": 5},
-        {"payload": {"base64": "?"}},
-        {"payload": {"base64": "AA", "json": 1}},
-        {"payload": {}},
+        {"body": "a", "uri": "s3://b/k"},
+        {"body": None},
+        {"body": 5},
+        {"body": {"base64": "?"}},
+        {"body": {"base64": "AA", "json": 1}},
+        {"body": {}},
         {"uri": "no uri"},
-        {"payload": "a", "priority": 5},
-        {"payload": "a", "headers": {"a": 1}},
-        {"payload": "a", "headers": {"queue": "other"}},
-        {"payload": "a", "delay": -1},
-        {"payload": "a", "delay": "1 fortnight"},
-        {"payload": "a", "delay": "1s", "visible_at": "2100-01-01T00:00:00Z"},
-        {"payload": "a", "visible_at": "2100-01-01T00:00:00"},
-        {"payload": "a", "created": "1960-01-01T00:00:00Z"},
-        {"payload": "a", "dedup_key": ""},
+        {"body": "a", "priority": 5},
+        {"body": "a", "headers": {"a": 1}},
+        {"body": "a", "headers": {"queue": "other"}},
+        {"body": "a", "delay": -1},
+        {"body": "a", "delay": "1 fortnight"},
+        {"body": "a", "delay": "1s", "visible_at": "2100-01-01T00:00:00Z"},
+        {"body": "a", "visible_at": "2100-01-01T00:00:00"},
+        {"body": "a", "created": "1960-01-01T00:00:00Z"},
+        {"body": "a", "dedup_key": ""},
         [],
-        [{"payload": "a"}, {"payload": 1}],
+        [{"body": "a"}, {"body": 1}],
         "a",
         True,
     ],
@@ -283,15 +283,15 @@ def test_what_is_over_a_limit_is_refused_with_413(memory: HttpServer) -> None:
     good(client.put("/v1/queues/q", json={}), 201)
     before = snapshot(memory)
     url = "/v1/queues/q/messages"
-    many = [{"payload": "a"}] * (BATCH_MESSAGES_MAX + 1)
+    many = [{"body": "a"}] * (BATCH_MESSAGES_MAX + 1)
     refused(client.post(url, json=many), 413, "LimitExceeded", str(BATCH_MESSAGES_MAX))
     refused(client.post("/v1/journals/j/messages", json=[{"body": "a"}] * len(many)), 413, "LimitExceeded")
-    refused(client.post(url, json={"payload": "a" * JSON_BYTES_MAX}), 413, "LimitExceeded", str(JSON_BYTES_MAX))
-    values = b'{"payload": {"json": [' + b"0," * VALUES_MAX + b"0]}}"
+    refused(client.post(url, json={"body": "a" * JSON_BYTES_MAX}), 413, "LimitExceeded", str(JSON_BYTES_MAX))
+    values = b'{"body": {"json": [' + b"0," * VALUES_MAX + b"0]}}"
     refused(client.post(url, content=values, headers={"content-type": "application/json"}), 413, "LimitExceeded")
-    strings = b'{"payload": {"json": [' + b'""' * STRINGS_MAX + b'""]}}'
+    strings = b'{"body": {"json": [' + b'""' * STRINGS_MAX + b'""]}}'
     refused(client.post(url, content=strings, headers={"content-type": "application/json"}), 413, "LimitExceeded")
-    refused(client.post(url, json={"payload": "a", "headers": {"a": "b" * 9000}}), 413, "LimitExceeded")
+    refused(client.post(url, json={"body": "a", "headers": {"a": "b" * 9000}}), 413, "LimitExceeded")
     refused(client.post("/v1/queues/q/claim", json={"count": CLAIM_MESSAGES_MAX + 1}), 413, "LimitExceeded")
     refused(client.post("/v1/queues/q/claim", json={"wait": "61s"}), 413, "LimitExceeded", "60000 ms")
     refused(client.post("/v1/queues/q/ack", json={"receipts": ["1-1-1"] * 10_001}), 413, "LimitExceeded")
@@ -305,7 +305,7 @@ def test_what_is_over_a_limit_is_refused_with_413(memory: HttpServer) -> None:
 def test_claimed_messages_are_acknowledged_failed_and_extended(server: HttpServer) -> None:
     client = server.client
     good(client.put("/v1/queues/q", json={"backoff": "0s"}), 201)
-    good(client.post("/v1/queues/q/messages", json=[{"payload": str(n)} for n in range(3)]))
+    good(client.post("/v1/queues/q/messages", json=[{"body": str(n)} for n in range(3)]))
     one, two, three = (message["receipt"] for message in claim(server, count=3))
     assert good(client.post("/v1/queues/q/ack", json={"receipts": [one, one]})) == {"acknowledged": [one]}
     refused(client.post("/v1/queues/q/ack", json={"receipts": [two, one]}), 410, "StaleReceipt")
@@ -332,7 +332,7 @@ def test_a_receipt_is_good_in_its_own_queue_only(memory: HttpServer) -> None:
     client = memory.client
     for name in ("a", "b"):
         good(client.put(f"/v1/queues/{name}", json={}), 201)
-        good(client.post(f"/v1/queues/{name}/messages", json={"payload": name}))
+        good(client.post(f"/v1/queues/{name}/messages", json={"body": name}))
     (held,) = claim(memory, "a")
     for action, body in (
         ("ack", {"receipts": [held["receipt"]]}),
@@ -348,19 +348,19 @@ def test_failed_messages_are_paged_driven_again_and_purged(server: HttpServer) -
     client = server.client
     good(client.put("/v1/queues/q", json={"max_attempts": 1}), 201)
     good(client.put("/v1/queues/other", json={}), 201)
-    good(client.post("/v1/queues/q/messages", json=[{"payload": str(n), "headers": {"n": str(n)}} for n in range(5)]))
+    good(client.post("/v1/queues/q/messages", json=[{"body": str(n), "headers": {"n": str(n)}} for n in range(5)]))
     for message in claim(server, count=5, consumer="me"):
         good(client.post("/v1/queues/q/fail", json={"receipt": message["receipt"], "reason": "broken"}))
     page = good(client.get("/v1/queues/q/failed?limit=2"))
     assert ([one["id"] for one in page["messages"]], page["next"]) == ([0, 1], 1)
-    assert (page["messages"][0]["reason"], page["messages"][0]["payload"]) == ("broken", "0")
+    assert (page["messages"][0]["reason"], page["messages"][0]["body"]) == ("broken", "0")
     assert page["messages"][0]["history"][0]["consumer"] == "me"
     rest = good(client.get("/v1/queues/q/failed", params={"after": page["next"]}))
     assert ([one["id"] for one in rest["messages"]], rest["next"]) == ([2, 3, 4], None)
     url = "/v1/queues/q/redrive"
     assert good(client.post(url, json={"messages": [0]})) == {"queue": "q", "to": "q", "messages": 1}
     assert good(client.post(url, json={"filter": 'headers.n == "1"', "to": "other"}))["messages"] == 1
-    assert [message["payload"] for message in claim(server, "other", count=5)] == ["1"]
+    assert [message["body"] for message in claim(server, "other", count=5)] == ["1"]
     for wrong in ({}, {"all": True, "messages": [2]}, {"filter": "("}, {"messages": [-1]}, {"all": True, "to": "a b"}):
         refused(client.post(url, json=wrong), 400, "Invalid")
     refused(client.post(url, json={"messages": [99]}), 404, "NotFound")
@@ -380,16 +380,16 @@ def test_messages_of_a_queue_are_shown_without_a_claim(server: HttpServer) -> No
     client = server.client
     good(client.put("/v1/queues/q", json={}), 201)
     texts = ["é" * 10, "x", "y"]
-    sent = [{"payload": text, "headers": {"n": str(n), "priority": str(n)}} for n, text in enumerate(texts)]
+    sent = [{"body": text, "headers": {"n": str(n), "priority": str(n)}} for n, text in enumerate(texts)]
     good(client.post("/v1/queues/q/messages", json=sent))
     (held,) = claim(server)
     url = "/v1/queues/q/messages"
     before = snapshot(server)
-    page = good(client.get(url, params={"limit": 2, "payload_bytes": 5}))
+    page = good(client.get(url, params={"limit": 2, "body_bytes": 5}))
     rest = good(client.get(url, params={"cursor": page["cursor"]}))
     assert [one["id"] for one in (*page["messages"], *rest["messages"])] == [0, 1, 2]
     assert (rest["cursor"], page["messages"][0]["state"]) == (None, "in flight")
-    assert (page["messages"][0]["payload"], page["messages"][0]["size"]) == ("éé", 20)
+    assert (page["messages"][0]["body"], page["messages"][0]["size"]) == ("éé", 20)
     for options, expected in (
         ({"state": "available,failed"}, [1, 2]), ({"priority": 2}, [2]), ({"filter": 'headers.n == "1"'}, [1]),
         ({"older_than": "3600"}, []), ({"newer_than": "1h"}, [0, 1, 2]), ({"state": "in flight"}, [0]),
@@ -413,7 +413,7 @@ def test_dead_letter_tells_where_it_came_from(server: HttpServer) -> None:
     client = server.client
     good(client.put("/v1/queues/dead", json={"max_attempts": 1}), 201)
     good(client.put("/v1/queues/q", json={"max_attempts": 1, "dead_letter": "dead"}), 201)
-    good(client.post("/v1/queues/q/messages", json={"payload": "x"}))
+    good(client.post("/v1/queues/q/messages", json={"body": "x"}))
     (message,) = claim(server, consumer="me")
     assert (message["total_attempts"], message["dead_letters"]) == (1, [])
     good(client.post("/v1/queues/q/fail", json={"receipt": message["receipt"], "reason": "boom"}))
@@ -432,7 +432,7 @@ def test_a_page_of_failed_messages_ends_early_when_they_are_large(memory: HttpSe
     client = memory.client
     good(client.put("/v1/queues/q", json={}), 201)
     for _ in range(20):
-        good(client.post("/v1/queues/q/messages", json={"payload": "x" * (1 << 20)}))
+        good(client.post("/v1/queues/q/messages", json={"body": "x" * (1 << 20)}))
     for message in [*claim(memory, count=10), *claim(memory, count=10)]:
         good(client.post("/v1/queues/q/fail", json={"receipt": message["receipt"], "final": True}))
     page = good(client.get("/v1/queues/q/failed"))
@@ -444,17 +444,17 @@ def test_a_page_of_failed_messages_ends_early_when_they_are_large(memory: HttpSe
 # -- large messages -------------------------------------------------------------------------------------------------
 
 
-def publish_to(server: HttpServer, payloads: Iterable[bytes]) -> None:
+def publish_to(server: HttpServer, bodies: Iterable[bytes]) -> None:
     """Publish each by itself, past the API: what is over its JSON limit too."""
     queue = server.store.queue("q")
-    for payload in payloads:
-        server.run(queue.publish(payload))
+    for body in bodies:
+        server.run(queue.publish(body))
 
 
 def test_a_claim_counts_why_its_dead_letters_were_given_up(memory: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     good(memory.client.put("/v1/queues/q", json={}), 201)
     good(memory.client.put("/v1/queues/first", json={"dead_letter": "q", "max_attempts": 1}), 201)
-    good(memory.client.post("/v1/queues/first/messages", json=[{"payload": "x"}] * 40))
+    good(memory.client.post("/v1/queues/first/messages", json=[{"body": "x"}] * 40))
 
     async def give_up() -> None:
         for message in await memory.store.queue("first").claim(40):
@@ -467,8 +467,8 @@ def test_a_claim_counts_why_its_dead_letters_were_given_up(memory: HttpServer, m
 
 def test_a_claim_gives_fewer_messages_when_they_are_large_and_holds_no_others(memory: HttpServer) -> None:
     good(memory.client.put("/v1/queues/q", json={}), 201)
-    payloads = [bytes([65 + number]) * (2 << 20) for number in range(29)] + [b"\xff" * (2 << 20)]
-    publish_to(memory, payloads)
+    bodies = [bytes([65 + number]) * (2 << 20) for number in range(29)] + [b"\xff" * (2 << 20)]
+    publish_to(memory, bodies)
     given: list[dict[str, Any]] = []
     sizes = []
     while came := claim(memory, count=1000):
@@ -479,31 +479,31 @@ def test_a_claim_gives_fewer_messages_when_they_are_large_and_holds_no_others(me
     assert max(sizes[1:]) * (2 << 20) <= ANSWER_BYTES_MAX
     assert [message["id"] for message in given] == list(range(30))
     assert {message["attempts"] for message in given} == {1}
-    assert [message["payload"] for message in given[:-1]] == [payload.decode() for payload in payloads[:-1]]
-    assert base64.b64decode(given[-1]["payload"]["base64"]) == payloads[-1]
+    assert [message["body"] for message in given[:-1]] == [body.decode() for body in bodies[:-1]]
+    assert base64.b64decode(given[-1]["body"]["base64"]) == bodies[-1]
     good(memory.client.post("/v1/queues/q/ack", json={"receipts": [message["receipt"] for message in given]}))
 
 
 def test_one_message_always_finds_room_in_a_claim(memory: HttpServer) -> None:
     good(memory.client.put("/v1/queues/q", json={}), 201)
-    publish_to(memory, [b"x" * PAYLOAD_BYTES_MAX] * 2 + [b"small"] * 20)
-    assert [len(message["payload"]) for message in claim(memory)] == [PAYLOAD_BYTES_MAX]
-    assert [len(message["payload"]) for message in claim(memory, count=1000)] == [PAYLOAD_BYTES_MAX]
+    publish_to(memory, [b"x" * BODY_BYTES_MAX] * 2 + [b"small"] * 20)
+    assert [len(message["body"]) for message in claim(memory)] == [BODY_BYTES_MAX]
+    assert [len(message["body"]) for message in claim(memory, count=1000)] == [BODY_BYTES_MAX]
     assert len(claim(memory, count=1000)) == 20
 
 
 def test_a_claim_of_many_small_messages_gives_them_all(server: HttpServer) -> None:
     good(server.client.put("/v1/queues/q", json={}), 201)
-    good(server.client.post("/v1/queues/q/messages", json=[{"payload": str(number)} for number in range(100)]))
-    assert [message["payload"] for message in claim(server, count=70)] == [str(number) for number in range(70)]
-    assert [message["payload"] for message in claim(server, count=70)] == [str(number) for number in range(70, 100)]
+    good(server.client.post("/v1/queues/q/messages", json=[{"body": str(number)} for number in range(100)]))
+    assert [message["body"] for message in claim(server, count=70)] == [str(number) for number in range(70)]
+    assert [message["body"] for message in claim(server, count=70)] == [str(number) for number in range(70, 100)]
 
 
 def test_what_a_claim_has_got_is_given_out_when_its_next_step_fails(
     memory: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good(memory.client.put("/v1/queues/q", json={}), 201)
-    good(memory.client.post("/v1/queues/q/messages", json=[{"payload": "a"}] * 50))
+    good(memory.client.post("/v1/queues/q/messages", json=[{"body": "a"}] * 50))
     whole, calls = AsyncQueue.claim, []
 
     async def once(queue: AsyncQueue, count: int, **options: Any) -> Any:
@@ -552,7 +552,7 @@ def test_large_answers_are_put_together_in_threads(memory: HttpServer, monkeypat
 # -- long polls -----------------------------------------------------------------------------------------------------
 
 
-class Rechecked(Request):
+class Rechecked(HttpRequest):
     """A request whose caller can be asked for again."""
 
     __slots__ = ("recheck",)
@@ -566,7 +566,7 @@ class Revoking(Posing):
         self.left: int | None = None
         """How often it is still known who asks."""
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         asked = Rechecked(request.scope, request.receive)
         asked.recheck = self._recheck
         return await super().answer(asked, caller)
@@ -640,9 +640,9 @@ def test_a_claim_waits_for_a_message(server: HttpServer) -> None:
     waiting = threading.Thread(target=lambda: found.extend(claim(server, wait=WAIT)))
     waiting.start()
     eventually(lambda: server.waiters() == 1)
-    good(server.client.post("/v1/queues/q/messages", json={"payload": "here"}))
+    good(server.client.post("/v1/queues/q/messages", json={"body": "here"}))
     waiting.join()
-    assert [message["payload"] for message in found] == ["here"]
+    assert [message["body"] for message in found] == ["here"]
     eventually(lambda: server.waiters() == 0)
     assert claim(server, wait="10ms") == []
 
@@ -686,7 +686,7 @@ def test_a_client_that_goes_while_it_waits_leaves_nothing_behind(server: HttpSer
             eventually(lambda: server.waiters() == 1)
         eventually(lambda: server.waiters() == 0)
     eventually(lambda: server.tasks() <= tasks)
-    good(server.client.post("/v1/queues/q/messages", json={"payload": "a"}))
+    good(server.client.post("/v1/queues/q/messages", json={"body": "a"}))
     assert [message["attempts"] for message in claim(server)] == [1]
 
 
@@ -893,15 +893,15 @@ def test_a_stream_that_cannot_be_finished_ends_without_its_end(
 def test_a_transaction_does_all_of_its_operations(server: HttpServer) -> None:
     client = server.client
     good(client.put("/v1/queues/q", json={}), 201)
-    good(client.post("/v1/queues/q/messages", json=[{"payload": str(n)} for n in range(3)]))
+    good(client.post("/v1/queues/q/messages", json=[{"body": str(n)} for n in range(3)]))
     one, two, three = (message["receipt"] for message in claim(server, count=3))
     operations = [
         {"op": "check_registers", "journal": "j", "expect": {"run": None}},
         {"op": "check_next_offset", "journal": "j", "offset": 0},
         {"op": "set_registers", "journal": "j", "set": {"run": "1"}},
         {"op": "append", "journal": "j", "body": "effect", "key": "k"},
-        {"op": "publish", "queue": "q", "payload": "next", "dedup_key": "d"},
-        {"op": "publish", "payload": "to whoever wants it"},
+        {"op": "publish", "queue": "q", "body": "next", "dedup_key": "d"},
+        {"op": "publish", "body": "to whoever wants it"},
         {"op": "ack", "receipts": [one]},
         {"op": "fail", "receipt": two, "reason": "no", "final": True},
         {"op": "extend", "receipt": three, "lease": "1h"},
@@ -924,9 +924,9 @@ def test_a_transaction_that_is_refused_does_nothing(server: HttpServer) -> None:
     for status, error, operation in (
         (410, "StaleReceipt", {"op": "ack", "receipts": ["1-0-1"]}),
         (409, "Conflict", {"op": "check_next_offset", "journal": "j", "offset": 5}),
-        (404, "NotFound", {"op": "publish", "queue": "none", "payload": "a"}),
+        (404, "NotFound", {"op": "publish", "queue": "none", "body": "a"}),
         (400, "Invalid", {"op": "publish", "queue": "q"}),
-        (400, "Invalid", {"op": "publish", "queue": "a b", "payload": "a"}),
+        (400, "Invalid", {"op": "publish", "queue": "a b", "body": "a"}),
         (400, "Invalid", {"op": "append", "journal": "..", "body": "a"}),
         (400, "Invalid", {"op": "ack", "receipts": []}),
         (400, "Invalid", {"op": "extend", "receipt": "1-0-1", "lease": "long"}),
@@ -978,15 +978,15 @@ def test_a_body_that_is_wrong_is_refused_everywhere(memory: HttpServer, body: by
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"payload": "a", "payload": "b"}',
-        b'[{"payload": "a", "headers": {"a": "1", "a": "2"}}]',
-        b'{"payload": {"json": {"a": {"b": 1, "b": 1}}}}',
-        b'{"payload": "a:b", "pay\\u006coad": "c"}',
-        b'{"payload": {"json": 1e999}}',
-        b'{"payload": {"json": "\xff"}}',
-        b'{"payload": {"json": NaN}}',
-        b'{"payload": "\\ud800"}',
-        b'{"payload": {"json": ' + b"[" * 5000 + b"]" * 5000 + b"}}",
+        b'{"body": "a", "payload": "b"}',
+        b'[{"body": "a", "headers": {"a": "1", "a": "2"}}]',
+        b'{"body": {"json": {"a": {"b": 1, "b": 1}}}}',
+        b'{"body": "a:b", "pay\\u006coad": "c"}',
+        b'{"body": {"json": 1e999}}',
+        b'{"body": {"json": "\xff"}}',
+        b'{"body": {"json": NaN}}',
+        b'{"body": "\\ud800"}',
+        b'{"body": {"json": ' + b"[" * 5000 + b"]" * 5000 + b"}}",
     ],
 )
 def test_json_that_parsers_do_not_agree_on_is_refused(memory: HttpServer, body: bytes) -> None:
@@ -1000,8 +1000,8 @@ def test_json_that_parsers_do_not_agree_on_is_refused(memory: HttpServer, body: 
 def test_colons_and_quotes_in_strings_are_no_keys(memory: HttpServer) -> None:
     good(memory.client.put("/v1/queues/q", json={}), 201)
     text = 'a:"b\\":{"c":1,"c":2}\\'
-    good(memory.client.post("/v1/queues/q/messages", json={"payload": text, "headers": {"a:b": ":"}}))
-    assert claim(memory)[0]["payload"] == text
+    good(memory.client.post("/v1/queues/q/messages", json={"body": text, "headers": {"a:b": ":"}}))
+    assert claim(memory)[0]["body"] == text
 
 
 def test_a_body_of_another_type_is_refused_everywhere(memory: HttpServer) -> None:
@@ -1012,7 +1012,7 @@ def test_a_body_of_another_type_is_refused_everywhere(memory: HttpServer) -> Non
 
 
 def test_a_wrong_field_is_named_by_its_place(memory: HttpServer) -> None:
-    answer = memory.client.post("/v1/queues/q/messages", json=[{"payload": "a"}, {"payload": "b", "delay": []}])
+    answer = memory.client.post("/v1/queues/q/messages", json=[{"body": "a"}, {"body": "b", "delay": []}])
     refused(answer, 400, "Invalid", "$[1].delay")
 
 
@@ -1038,7 +1038,7 @@ NEEDED: list[tuple[str, str, Any, str, str]] = [
     ("PATCH", "/v1/queues/{queue}", {"paused": False}, "admin", "queue"),
     ("GET", "/v1/queues/{queue}", None, "publish", "queue"),
     ("GET", "/v1/queues/{queue}", None, "consume", "queue"),
-    ("POST", "/v1/queues/{queue}/messages", {"payload": "a"}, "publish", "queue"),
+    ("POST", "/v1/queues/{queue}/messages", {"body": "a"}, "publish", "queue"),
     ("POST", "/v1/queues/{queue}/claim", {}, "consume", "queue"),
     ("POST", "/v1/queues/{queue}/ack", {"receipts": ["1-0-1"]}, "consume", "queue"),
     ("POST", "/v1/queues/{queue}/fail", {"receipt": "1-0-1"}, "consume", "queue"),
@@ -1110,9 +1110,9 @@ def test_lists_show_what_the_caller_may_see(posing: HttpServer) -> None:
 
 def test_what_concerns_the_whole_store_needs_a_right_on_the_whole_store(posing: HttpServer) -> None:
     pose(posing, ("publish", "queue", "*"))
-    refused(posing.client.post("/v1/messages", json={"payload": "a"}), 403, "Denied", "whole store")
+    refused(posing.client.post("/v1/messages", json={"body": "a"}), 403, "Denied", "whole store")
     pose(posing, ("publish", "*", "*"))
-    good(posing.client.post("/v1/messages", json={"payload": "a"}))
+    good(posing.client.post("/v1/messages", json={"body": "a"}))
 
 
 def test_a_filter_needs_the_right_to_consume_all_queues(posing: HttpServer) -> None:
@@ -1139,7 +1139,7 @@ def test_a_queue_that_a_setting_names_needs_the_right_to_publish_there() -> None
 def test_a_message_is_shown_to_those_who_may_consume_one_of_its_queues(posing: HttpServer) -> None:
     for name in ("a", "b"):
         good(posing.client.put(f"/v1/queues/{name}", json={"filter": "true"}), 201)
-    good(posing.client.post("/v1/messages", json={"payload": "secret"}))
+    good(posing.client.post("/v1/messages", json={"body": "secret"}))
     pose(posing, ("consume", "queue", "b"))
     assert [place["queue"] for place in good(posing.client.get("/v1/messages/0"))["queues"]] == ["b"]
     pose(posing, ("consume", "queue", "c"))
@@ -1161,13 +1161,13 @@ def test_every_operation_of_a_transaction_needs_its_right(posing: HttpServer) ->
     client = posing.client
     for name in ("a", "b"):
         good(client.put(f"/v1/queues/{name}", json={}), 201)
-    good(client.post("/v1/queues/b/messages", json=[{"payload": "x"}] * 3))
+    good(client.post("/v1/queues/b/messages", json=[{"body": "x"}] * 3))
     one, two, three = (message["receipt"] for message in claim(posing, "b", count=3))
     good(client.post("/v1/journals/mine/messages", json={"body": "a"}))
     mine = {"op": "append", "journal": "mine", "body": "a"}
     for operation, right in (
-        ({"op": "publish", "queue": "b", "payload": "a"}, ("publish", "queue", "b")),
-        ({"op": "publish", "payload": "a"}, ("publish", "*", "*")),
+        ({"op": "publish", "queue": "b", "body": "a"}, ("publish", "queue", "b")),
+        ({"op": "publish", "body": "a"}, ("publish", "*", "*")),
         ({"op": "ack", "receipts": [one]}, ("consume", "queue", "b")),
         ({"op": "fail", "receipt": two}, ("consume", "queue", "b")),
         ({"op": "extend", "receipt": three}, ("consume", "queue", "b")),
@@ -1221,7 +1221,7 @@ def test_every_receipt_that_is_refused_as_stale_is_counted() -> None:
         server.owner.engine.observer = metrics
         for name in ("a", "b"):
             good(server.client.put(f"/v1/queues/{name}", json={}), 201)
-        good(server.client.post("/v1/queues/a/messages", json={"payload": "x"}))
+        good(server.client.post("/v1/queues/a/messages", json={"body": "x"}))
         receipt = claim(server, "a")[0]["receipt"]
         assert counted() == 0
         refused(server.client.post("/v1/queues/b/ack", json={"receipts": [receipt]}), 410, "StaleReceipt")
@@ -1260,12 +1260,12 @@ def test_a_busy_store_is_429_with_a_time_to_come_back(memory: HttpServer, monkey
     assert answer.headers["retry-after"] == "1"
 
 
-def test_a_payload_that_is_no_text_survives_the_way(memory: HttpServer) -> None:
+def test_a_body_that_is_no_text_survives_the_way(memory: HttpServer) -> None:
     good(memory.client.put("/v1/queues/q", json={}), 201)
-    payload = bytes(range(256))
-    given = {"base64": base64.b64encode(payload).decode()}
-    good(memory.client.post("/v1/queues/q/messages", json={"payload": given}))
-    assert claim(memory)[0]["payload"] == given
+    body = bytes(range(256))
+    given = {"base64": base64.b64encode(body).decode()}
+    good(memory.client.post("/v1/queues/q/messages", json={"body": given}))
+    assert claim(memory)[0]["body"] == given
 
 
 def test_a_server_that_does_not_own_its_store_asks_the_owner(tmp_path: Path) -> None:
@@ -1277,7 +1277,7 @@ def test_a_server_that_does_not_own_its_store_asks_the_owner(tmp_path: Path) -> 
         waiting.start()
         owner.queue("q").publish(b"from elsewhere")
         waiting.join()
-        assert [message["payload"] for message in found] == ["from elsewhere"]
+        assert [message["body"] for message in found] == ["from elsewhere"]
         good(server.client.post("/v1/queues/q/ack", json={"receipts": [found[0]["receipt"]]}))
         good(server.client.post("/v1/journals/j/messages", json={"body": "a"}))
         assert [message.body for message in owner.journal("j").read()] == [b"a"]

@@ -74,8 +74,12 @@ def test_what_cannot_be_entered_is_malformed(server: HttpServer, step: dict[str,
 
 def test_the_document_has_it(server: HttpServer) -> None:
     schemas = server.client.get("/openapi.json").json()["components"]["schemas"]
-    assert set(schemas["EnterLedger"]["required"]) == {"op", "ledger", "batch"}
-    assert schemas["EnterLedger"]["properties"]["batch"] == {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}
+    assert set(schemas["EnterLedgerOperation"]["required"]) == {"op", "ledger", "batch"}
+    assert schemas["EnterLedgerOperation"]["properties"]["batch"] == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": (1 << 63) - 1,
+    }
     assert "previous_batch" in schemas["LedgerEntered"]["properties"]
     assert "details" in schemas["Problem"]["properties"]
     assert "details" not in schemas["Problem"]["required"]
@@ -111,7 +115,7 @@ def test_grants_on_ledgers_can_be_written() -> None:
 
 def test_an_error_keeps_what_it_carries_on_its_way() -> None:
     """Also when it is copied for one caller, as a group's error is."""
-    from detent.engine.request import refusal
+    from detent.engine.operation import refusal
 
     copied = refusal(AlreadyEntered("done before", "l", 7))
     assert isinstance(copied, AlreadyEntered)

@@ -45,7 +45,7 @@ from detent.ingest.shard_sql import BATCHES, SHARDS
 from detent.ingest.shared_state import FileShard, QueueSharedState
 from detent.runtime.backoff import Backoff
 from detent.tables import iceberg
-from detent.tables.files import DataFile
+from detent.tables.files import WrittenFile
 from detent.tables.iceberg import CATALOG_NAME
 from detent.tables.iceberg_metadata import (
     MANIFESTS_MERGED_AT,
@@ -86,7 +86,8 @@ class Pipeline:
             table = rows if isinstance(rows, pa.Table) else rows_of(rows)
             path = folder / f"part-{number}.parquet"
             pq.write_table(table, path)
-            files.append(DataFile(str(path), table.num_rows, path.stat().st_size, 0))
+            name = f"data/{batch}/{path.name}"
+            files.append(WrittenFile(name, path.stat().st_size, table.num_rows, {}, 0, "{}"))
         return BatchOutput(batch, str(folder), tuple(files), schema)
 
     def publish(self, names: Iterable[str], *ids: list[int]) -> BatchOutput:
@@ -550,7 +551,7 @@ def test_files_that_do_not_fit_are_refused(sqlite: Lake) -> None:
     with pytest.raises(Invalid, match="TIMESTAMP_MICROS"):
         pipeline.committer.publish(shards, pipeline.write(timed))
     missing = pipeline.write([1])
-    Path(missing.files[0].path).unlink()
+    (sqlite.location / missing.files[0].path).unlink()
     with pytest.raises(NotFound, match="is gone"):
         pipeline.committer.publish(shards, missing)
     assert (sqlite.ids(), sqlite.done()) == ([], {})

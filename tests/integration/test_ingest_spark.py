@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ import sparkling
 from detent.errors import Invalid, Unavailable
 from detent.ingest import Ingest, IngestConfig, TableCommitter, metastore, pipeline, read_table, steering
 from detent.spark import opened
+from detent.tables.files import FilePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -295,11 +298,18 @@ def test_a_table_that_cannot_be_written_is_no_files_fault(world: World, monkeypa
     blocked = world.folder / "blocked"
     blocked.write_text("a file where a folder is to be")
     with monkeypatch.context() as patch:
-        patch.setattr(TableCommitter, "folder_of", lambda _, batch: str(blocked / batch))
+        for name in ("plan", "probe"):
+            planned = getattr(TableCommitter, name)
+            moved = partial(_moved, planned, str(blocked / "table"))
+            patch.setattr(TableCommitter, name, lambda self, *given, moved=moved: moved(self, *given))
         with pytest.raises(Unavailable, match="cannot write to"):
             world.run(schema="id BIGINT")
     assert world.quarantine() == {}
     assert by_id(world.run(schema="id BIGINT"))[1]
+
+
+def _moved(planned: Callable[..., FilePlan], place: str, *given: Any) -> FilePlan:
+    return dataclasses.replace(planned(*given), uri=place)
 
 
 @pytest.mark.parametrize("name", ["table", "table/data"])

@@ -146,7 +146,7 @@ class Held:
         info = self.queue.info()
         assert (info.in_flight, info.failed, info.total_failed) == (COUNT - wanted, 0, 0)
         claimed = self.queue.claim(COUNT)
-        assert [int(message.payload) for message in claimed] == list(range(COUNT - wanted, COUNT))
+        assert [int(message.body) for message in claimed] == list(range(COUNT - wanted, COUNT))
         assert {message.attempts for message in claimed} == {1}
 
 
@@ -187,7 +187,7 @@ def test_long_poll_that_is_hung_up_as_a_message_comes_takes_none(held: Held, kin
     publishing.join()
     eventually(lambda: held.server.waiters() == 0)
     (message,) = held.queue.claim(2, wait="30s")
-    assert (message.payload, message.attempts) == (b"0", 1)
+    assert (message.body, message.attempts) == (b"0", 1)
 
 
 @pytest.mark.parametrize("kind", ["api", "sqs json"])
@@ -210,9 +210,9 @@ def test_answer_that_cannot_be_put_into_words_undoes_its_claim(
 
 def test_large_answer_that_is_not_read_to_its_end_undoes_its_claim(held: Held) -> None:
     held.queue.purge()
-    payload = bytes(4 << 20)
+    body = bytes(4 << 20)
     for _ in range(3):
-        held.queue.publish(payload)
+        held.queue.publish(body)
     body = json.dumps({"count": 3, "lease": "10m"}).encode()
     with held.connect() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -499,5 +499,5 @@ def test_owner_killed_around_the_return_of_a_claim(tmp_path: Path, point: str, u
         info = store.queue("q").info()
         assert (info.available, info.in_flight) == ((COUNT, 0) if undone else (COUNT - 3, 3))
         claimed = store.queue("q").claim(COUNT)
-        assert [int(message.payload) for message in claimed] == list(range(0 if undone else 3, COUNT))
+        assert [int(message.body) for message in claimed] == list(range(0 if undone else 3, COUNT))
         assert {message.attempts for message in claimed} == {1}

@@ -16,8 +16,8 @@ import uvloop
 from detent.errors import DetentError
 from detent.server import http, protocol, serving
 from detent.server.access import Caller
-from detent.server.app import Application, refusal
-from detent.server.http import Request, Response
+from detent.server.app import ServerApplication, refusal
+from detent.server.http import HttpRequest, Response
 from detent.server.protocol import Door
 from detent.server.serving import Serving, listen
 
@@ -32,15 +32,15 @@ class Much:
 
     name = "much"
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: HttpRequest) -> bool:
         return True
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         if request.path == "/little":
             return Response(b"little")
         return Response(MUCH)
 
-    def refuse(self, request: Request, error: DetentError) -> Response:
+    def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         return refusal(error)
 
     async def close(self) -> None:
@@ -51,7 +51,7 @@ class Much:
 def server(loop: Loop) -> Iterator[tuple[serving._Server, tuple[str, int]]]:
     listener = listen("127.0.0.1", 0)
     started = threading.Event()
-    running = serving._Server(serving._config(Application([Much()]), Serving()), Door(100), started.set)
+    running = serving._Server(serving._config(ServerApplication([Much()]), Serving()), Door(100), started.set)
 
     def run() -> None:
         with asyncio.Runner(loop_factory=loop) as runner:

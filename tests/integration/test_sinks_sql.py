@@ -20,8 +20,7 @@ from sqlalchemy.pool import NullPool
 import postgresserver
 from detent.errors import Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.processor import sink_sql
-from detent.processor.delivery_rows import delivery_rows
-from detent.processor.sink_sql import SqlSink
+from detent.processor.sink_sql import SqlSink, delivery_rows
 from detent.processor.step import Step
 from detent.sql import databases, transactions
 from detent.sql.dialects import CommitUnclear

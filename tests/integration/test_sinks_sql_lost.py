@@ -16,7 +16,7 @@ import detent
 import postgresserver
 from detent.errors import Corrupt
 from detent.processor import Graph, Message, Out, SqlSink
-from detent.processor.delivery_rows import FLOORS, TABLE
+from detent.processor.sink_sql import FLOORS, TABLE
 from detent.processor.step import Step
 
 HOW = [{}, {"batch": 7}, {"batch": 7, "whole": True}, {"parallel": 4}, {"delivery": "at-most-once"}]

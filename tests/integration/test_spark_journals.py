@@ -154,7 +154,7 @@ def test_the_progress_of_a_query_names_its_sources_and_its_sink(
     store.journal("a").append_many(numbered(5))
     store.queue("q").create()
     mails = spark.readStream.format("detent.queue").option("queue", "q").option("readerName", "r").load(store.url)
-    both = stream(spark, store).select("body").union(mails.selectExpr("payload AS body"))
+    both = stream(spark, store).select("body").union(mails.selectExpr("body"))
     writer = both.writeStream.format("detent").option("journal", "out").queryName("both")
     query = writer.option("checkpointLocation", str(tmp_path / "cp")).start(store.url)
     try:

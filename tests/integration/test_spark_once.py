@@ -46,7 +46,7 @@ class Shop:
     def run(self, effect: Callable[[DataFrame, str], Any]) -> str:
         """Write all orders there are, in batches of 20; the id of the run."""
         sinks = (
-            to_queue("mail", select=["CAST(id AS STRING) AS payload", "map('day', day) AS headers"]),
+            to_queue("mail", select=["CAST(id AS STRING) AS body", "map('day', day) AS headers"]),
             to_delta(self.folder / "delta", partition_by="day"),
             to_sql(f"sqlite:///{self.folder / 'shop.db'}", "orders", select=["id", "day"]),
             call(effect),

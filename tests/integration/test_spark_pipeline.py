@@ -19,7 +19,7 @@ import pytest
 
 import detent
 import sparkling
-from detent.cli.kinds.pipeline import load_pipeline
+from detent.cli.kinds import PIPELINE, find_all
 from detent.errors import Invalid
 from detent.spark import quarantine
 from detent.spark.pipeline import Pipeline, queue
@@ -366,7 +366,7 @@ def orders(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 def run_example(name: str, store: Store) -> None:
-    summary = run(load_pipeline(EXAMPLES / name), once=True, store=store.url)
+    summary = run(find_all([str(EXAMPLES / name)], PIPELINE)[PIPELINE.noun][0].what, once=True, store=store.url)
     assert [state.error for state in summary.states] == [""]
 
 

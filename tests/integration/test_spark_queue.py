@@ -41,14 +41,14 @@ def test_a_queue_into_a_queue(spark: SparkSession, store: detent.Store, tmp_path
     store.queue("in").publish_many([b"%d" % number for number in range(10)], headers={"kind": "a"})
 
     def copy() -> None:
-        rows = messages(spark, store, "copy").selectExpr("concat(payload, '!') AS payload", "headers")
+        rows = messages(spark, store, "copy").selectExpr("concat(body, '!') AS body", "headers")
         run(rows.writeStream.format("detent.queue").option("queue", "out").option("path", store.url), tmp_path / "cp")
 
     copy()
     info = store.queue("in").info()
     assert (info.done, info.in_flight, info.available) == (10, 0, 0)
     out = list(store.queue("out").claim(100))
-    assert sorted(message.payload for message in out) == [b"%d!" % number for number in range(10)]
+    assert sorted(message.body for message in out) == [b"%d!" % number for number in range(10)]
     assert out[0].headers == {"kind": "a", "queue": "out"}
     (ledger,) = store.ledgers()
     assert ledger.batch == 1
@@ -98,7 +98,7 @@ def test_a_replayed_batch_publishes_nothing(spark: SparkSession, store: detent.S
 
     def publish() -> None:
         orders = spark.readStream.format("detent").option("journals", "orders").load(store.url)
-        rows = orders.selectExpr("body AS payload", "INTERVAL '1' HOUR * (offset % 2) AS delay", "'out' AS queue")
+        rows = orders.selectExpr("body", "INTERVAL '1' HOUR * (offset % 2) AS delay", "'out' AS queue")
         run(rows.writeStream.format("detent.queue").option("path", store.url), tmp_path / "cp")
 
     publish()
@@ -112,5 +112,5 @@ def test_a_replayed_batch_publishes_nothing(spark: SparkSession, store: detent.S
     for _ in range(2):
         write = rows.write.format("detent.queue").options(queue="out", txnAppId="load", txnVersion=1)
         write.mode("append").save(store.url)
-    assert sorted(message.payload for message in store.queue("out").claim(100))[-2:] == [b'{"id":0}', b'{"id":1}']
+    assert sorted(message.body for message in store.queue("out").claim(100))[-2:] == [b'{"id":0}', b'{"id":1}']
     assert store.queue("out").info().total_routed == 7

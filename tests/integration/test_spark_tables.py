@@ -45,7 +45,7 @@ def table(spark: SparkSession, name: str) -> DataFrameReader:
 
 def test_columns_of_every_type_arrive(spark: SparkSession, store: Store) -> None:
     found = {name: table(spark, name).load(store.url).collect() for name in ("messages", "producers", "ledgers")}
-    assert sorted((row.queue, row.state, bytes(row.payload)) for row in found["messages"]) == [
+    assert sorted((row.queue, row.state, bytes(row.body)) for row in found["messages"]) == [
         ("orders", "available", b"better"),
         ("orders", "failed", b"bad"),
         ("orders", "in flight", b"good"),

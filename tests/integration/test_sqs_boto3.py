@@ -331,7 +331,7 @@ def test_detents_consumers_see_body_and_attributes(sqs: Any, make: Callable[...,
     given = {"tier": {"DataType": "String", "StringValue": "gold"}}
     sqs.send_message(QueueUrl=url, MessageBody="ü", MessageAttributes=given)
     (message,) = store.queue(name_of(url)).claim()
-    assert message.payload == "ü".encode()
+    assert message.body == "ü".encode()
     assert message.headers["tier"] == "gold"
     message.ack()
 

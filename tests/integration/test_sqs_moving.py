@@ -72,7 +72,7 @@ def test_a_task_holds_a_few_large_messages_at_a_time(endpoint: Endpoint, monkeyp
 
     async def watched(operations: list[Any]) -> list[Any]:
         published = [operation for operation in operations if isinstance(operation, ops.Publish)]
-        sizes.extend(sum(map(len, operation.payloads)) for operation in published)
+        sizes.extend(sum(map(len, operation.bodies)) for operation in published)
         results: list[Any] = await commit(operations)
         return results
 

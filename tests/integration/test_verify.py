@@ -15,7 +15,7 @@ import pytest
 
 import detent
 from detent.codec import journal as records
-from detent.codec.journal import Fragment, Head, Listing, Producer, Run, Segment, encode_number
+from detent.codec.journal import Fragment, IndexRun, IndexSegment, JournalHead, Listing, ProducerRecord, encode_number
 from detent.codec.keys import u32, u64
 from detent.engine import Engine, Request
 from detent.engine.sessions import ANSWERS, EXPIRED, PROVED_SINCE, encode_answers
@@ -115,16 +115,16 @@ class Damage:
 
     def head(self, journal: str, **changes: Any) -> None:
         key = records.part(self.id(journal), records.HEAD)
-        self.put(key, Head.decode(self.get(key))._replace(**changes).encode())
+        self.put(key, JournalHead.decode(self.get(key))._replace(**changes).encode())
 
     def producer(self, journal: str, producer: bytes, **changes: Any) -> None:
         key = records.part(self.id(journal), records.PRODUCER, producer)
-        self.put(key, Producer.decode(self.get(key))._replace(**changes).encode())
+        self.put(key, ProducerRecord.decode(self.get(key))._replace(**changes).encode())
 
     def rolled_back(self, journal: str, value: bytes) -> None:
         self.put(records.part(self.id(journal), records.ROLLED_BACK, P1), value)
 
-    def runs(self, journal: str, change: Callable[[list[Run]], list[Run]], number: int = 0) -> None:
+    def runs(self, journal: str, change: Callable[[list[IndexRun]], list[IndexRun]], number: int = 0) -> None:
         key, value = self.all(journal, records.INDEX)[number]
         record = records.decode_index(value)
         self.put(key, records.encode_index(record.watermark, change(list(record.runs))))
@@ -334,8 +334,8 @@ def drop_last_run_and_count(d: Damage) -> None:
 
 
 def index_pending_row(d: Damage) -> None:
-    d.runs("txn", lambda runs: [*runs, Run(14, 1)], number=-1)
-    d.head("txn", next_offset=Head.decode(d.get(records.part(d.id("txn"), records.HEAD))).next_offset + 1)
+    d.runs("txn", lambda runs: [*runs, IndexRun(14, 1)], number=-1)
+    d.head("txn", next_offset=JournalHead.decode(d.get(records.part(d.id("txn"), records.HEAD))).next_offset + 1)
 
 
 def index_beyond_end(d: Damage) -> None:
@@ -344,7 +344,7 @@ def index_beyond_end(d: Damage) -> None:
 
 def drop_run_of_trimmed(d: Damage) -> None:
     d.runs("trimmed", lambda runs: runs[:-1], number=-1)
-    head = Head.decode(d.get(records.part(d.id("trimmed"), records.HEAD)))
+    head = JournalHead.decode(d.get(records.part(d.id("trimmed"), records.HEAD)))
     last = records.decode_index(d.all("trimmed", records.INDEX)[-1][1])
     offset = records.number_at_end(d.all("trimmed", records.INDEX)[-1][0])
     assert offset + last.messages < head.next_offset
@@ -363,7 +363,7 @@ def watermark_too_high(d: Damage) -> None:
 
 def watermark_over_span(d: Damage) -> None:
     key, value = d.all("txn", records.INDEX)[-1]
-    head = Head.decode(d.get(records.part(d.id("txn"), records.HEAD)))
+    head = JournalHead.decode(d.get(records.part(d.id("txn"), records.HEAD)))
     d.put(key, records.encode_index(head.next_position, records.decode_index(value).runs))
 
 
@@ -377,7 +377,7 @@ def forget_producer(d: Damage) -> None:
 
 
 def invent_producer(d: Damage) -> None:
-    value = Producer(5, 5, -1, 0, 0, False).encode()
+    value = ProducerRecord(5, 5, -1, 0, 0, False).encode()
     d.put(records.part(d.id("txn"), records.PRODUCER, b"\x01nobdy"[:6]), value)
 
 
@@ -398,7 +398,7 @@ def shorten_span(d: Damage) -> None:
 
 def stray_span(d: Damage) -> None:
     key = records.part(d.id("plain"), records.SPAN, P1 + u64(2))
-    d.put(key, records.encode_segments([Segment(2, 1, 10, 1)]))
+    d.put(key, records.encode_segments([IndexSegment(2, 1, 10, 1)]))
 
 
 def stray_open_span(d: Damage) -> None:

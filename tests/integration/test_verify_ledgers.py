@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from detent.codec.ledger import INPUTS, NO_BATCH, PIN, PLAN, ROW, STREAM, Declared, Inputs, Pin, Plan, Row, Step, key_of
+from detent.codec.ledger import (
+    INPUTS,
+    NO_BATCH,
+    PIN,
+    PLAN,
+    ROW,
+    STREAM,
+    BatchInputs,
+    Declared,
+    Pin,
+    Plan,
+    PlanStep,
+    Row,
+    key_of,
+)
 from detent.engine.verify import Counts, Finding
 from detent.kv import Batch
 from detent.ledger import operations as ops
@@ -56,20 +70,24 @@ def test_a_healthy_store_has_no_findings(world: LedgerWorld) -> None:
 
 
 WHOLE = Row(TIME, TIME, 0, 1, 0, "q", "r", ())
-PLAN_STEP = Step(TIME, bytes(16), bytes(16), bytes(16), {"a": 1})
+PLAN_STEP = PlanStep(TIME, bytes(16), bytes(16), bytes(16), {"a": 1})
 DAMAGE: dict[str, tuple[bytes, bytes, str]] = {
     "inputs without a row": (
         key_of(INPUTS, "x"),
-        Inputs(((0, bytes(16)),)).encode(),
+        BatchInputs(((0, bytes(16)),)).encode(),
         "batch -1 as the ledger's highest",
     ),
     "inputs above the row": (
         key_of(INPUTS, "reset"),
-        Inputs(((3, bytes(16)),)).encode(),
+        BatchInputs(((3, bytes(16)),)).encode(),
         "batch -1 as the ledger's highest",
     ),
-    "inputs out of order": (key_of(INPUTS, "x"), Inputs(((1, bytes(16)), (0, bytes(16)))).encode(), "out of order"),
-    "inputs of nothing": (key_of(INPUTS, "plain"), Inputs(()).encode(), "malformed inputs of a ledger"),
+    "inputs out of order": (
+        key_of(INPUTS, "x"),
+        BatchInputs(((1, bytes(16)), (0, bytes(16)))).encode(),
+        "out of order",
+    ),
+    "inputs of nothing": (key_of(INPUTS, "plain"), BatchInputs(()).encode(), "malformed inputs of a ledger"),
     "a stream of a number too high": (
         key_of(STREAM, "x"),
         Declared(TIME, {"journal a": 1 << 63}, {}).encode(),

@@ -16,7 +16,7 @@ from detent.codec.keys import u32, u64
 from detent.codec.log import SEQUENCE_BLOCK_KEY, EntryKey, SegmentMeta, SeqBlock
 from detent.codec.origin import NOWHERE, Move
 from detent.codec.published import FOREVER, LOG_KEY, PAYLOAD
-from detent.codec.queue import Attempt, Config, Cursor, InFlight, Watermark
+from detent.codec.queue import AttemptRecord, Config, InFlight, QueueCursor, Watermark
 from detent.codec.statelog import ACK, encode_claimed, encode_ended, encode_moved
 from detent.engine.verify import Counts, Finding
 from detent.kv import Batch, Reader, open_reader, prefix_end
@@ -80,7 +80,7 @@ def fill(world: World) -> ops.ClaimedMessages:
     world.commit(ops.DeleteQueue("gone"))
     world.commit(ops.Publish([b"c"] * 15, to("orders")))  # 21 to 35
     world.commit(ops.Publish([b"d"] * 2, to("orders")))  # 36 and 37
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     return first
 
 
@@ -136,7 +136,7 @@ class Damage:
 
     def cursor(self, **changes: Any) -> None:
         key = records.cursor_key(self.orders)
-        self.put(key, Cursor.decode(self.get(key))._replace(**changes).encode())
+        self.put(key, QueueCursor.decode(self.get(key))._replace(**changes).encode())
 
     def watermark(self, **changes: Any) -> None:
         key = records.WATERMARK.raw
@@ -188,7 +188,7 @@ def test_a_healthy_store_has_no_findings(damage: Damage) -> None:
     assert counts.queues == 2
     assert counts.queued == 36 - 6  # of 36 messages to 'orders' six are done
     payloads = [published.decode_payloads(value) for _, value in damage.scan(PAYLOAD.raw)]
-    assert counts.payload_bytes == sum(len(data) for record in payloads for _, data in record.values())
+    assert counts.body_bytes == sum(len(data) for record in payloads for _, data in record.values())
     assert steps[-1][0] == steps[-1][1] > 0
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
 
@@ -198,7 +198,7 @@ def test_folded_or_not_the_store_is_healthy(template: MemorySpace) -> None:
     world = World(1, space)
     assert world.queues.next_record > world.queues.first_record
     assert run(world.writer)[0] == []
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     assert run(world.writer)[0] == []
     for _ in range(5):
         world.pass_time(6_000)
@@ -216,7 +216,7 @@ def test_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
         claimed = claim(world, "q", 500)
         world.commit(ops.Ack(*receipts(claimed, 0, 499)))
         assert run(world.writer)[0] == []
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     findings, counts = run(world.writer)
     assert (findings, counts.queued) == ([], 3_500 - 4 * 499)
 
@@ -493,11 +493,11 @@ def attempts(d: Damage) -> tuple[bytes, bytes]:
 
 def more_attempts(d: Damage) -> None:
     key, value = attempts(d)
-    d.put(key, records.encode_attempts([*records.decode_attempts(value), Attempt(1, "me", 2, "why")]))
+    d.put(key, records.encode_attempts([*records.decode_attempts(value), AttemptRecord(1, "me", 2, "why")]))
 
 
 def origin_of_a_stranger(d: Damage) -> None:
-    move = Move(0, "q", 1, 2, 1, 3, "why", (Attempt(1, "me", 2, "why"),))
+    move = Move(0, "q", 1, 2, 1, 3, "why", (AttemptRecord(1, "me", 2, "why"),))
     d.put(records.queue_key(records.ORIGIN, d.orders, 900), NOWHERE.moved(move).encode())
 
 
@@ -754,7 +754,7 @@ def test_a_finding_names_queue_and_record(damage: Damage) -> None:
 def test_an_orphan_of_a_done_message(damage: Damage) -> None:
     """A payload that nobody holds, in a store without a state log that would explain it."""
     world = World(1, damage.space)
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     after = Damage(damage.space)
     assert run(after.writer)[0] == []
     for message in (0, 50):
@@ -796,7 +796,7 @@ class Groups:
         headers = [{"queue": "q", "g": "a"}] * 3 + [{"queue": "q"}]
         self.world.commit(ops.Publish([b"x"] * 4, headers))
         claim(self.world, "q", 2)
-        self.world.commit(ops.Checkpoint())
+        self.world.commit(ops.WriteCheckpoint())
         self.world.commit(ops.Publish([b"x"], headers[:1]))
         self.key = records.queue_key(records.ACTIVE, 1, 0)
 

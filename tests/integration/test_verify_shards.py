@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from detent.codec import shard as records
-from detent.codec.shard import FENCE_STEP, Consumer, Progress, Reset, Shard
+from detent.codec.shard import FENCE_STEP, Reset
+from detent.codec.shard import ConsumerRow as Consumer
+from detent.codec.shard import ProgressRow as Progress
+from detent.codec.shard import ShardRow as Shard
 from detent.engine.verify import Counts, Finding
 from detent.kv import Batch
 from detent.shard import operations as ops
@@ -73,7 +76,7 @@ DAMAGE: dict[str, tuple[bytes, bytes | None, str]] = {
         WHOLE._replace(sources={"a b": 0}).encode(),
         "is no journal name",
     ),
-    "a consumer from no time": (records.consumer_key("last"), WHOLE._replace(created_ms=-1).encode(), "is no time"),
+    "a consumer from no time": (records.consumer_key("last"), WHOLE._replace(created_ms=-1).encode(), "is not a time"),
     "a name that is not text": (records.CONSUMER.key(b"\xff"), WHOLE.encode(), "is not UTF-8"),
     "no name": (records.CONSUMER.raw, WHOLE.encode(), "has no name"),
     "a shard without its consumer": (
@@ -92,11 +95,11 @@ DAMAGE: dict[str, tuple[bytes, bytes | None, str]] = {
         HELD._replace(number=7, fence=1 << 40).encode(),
         "still to be given",
     ),
-    "a holder that nobody is": (SECOND, HELD._replace(holder="a\nb").encode(), "is no member"),
+    "a holder that nobody is": (SECOND, HELD._replace(holder="a\nb").encode(), "is not a member"),
     "a lease for ever": (SECOND, HELD._replace(ttl_ms=1 << 31).encode(), "a lease lasts"),
-    "a reset of no offset": (SECOND, HELD._replace(resets={"b": Reset(1 << 63, 1)}).encode(), "is no offset"),
+    "a reset of no offset": (SECOND, HELD._replace(resets={"b": Reset(1 << 63, 1)}).encode(), "is not an offset"),
     "a reset of another's journal": (SECOND, HELD._replace(resets={"a": Reset(1, 1)}).encode(), "is not this shard's"),
-    "a shard from no time": (SECOND, HELD._replace(updated_ms=-1).encode(), "is no time"),
+    "a shard from no time": (SECOND, HELD._replace(updated_ms=-1).encode(), "is not a time"),
     "a fence that is too low": (SECOND, HELD._replace(fence=1).encode(), "a malformed shard: shard"),
     "a checkpoint of no shard": (records.checkpoint_key(6 + 3), b"", "no shard has or had the number 9"),
     "state of no shard": (records.state_key(9, "k"), b"", "no shard has or had the number 9"),
@@ -116,11 +119,11 @@ DAMAGE: dict[str, tuple[bytes, bytes | None, str]] = {
         "the journal 'b' was processed, and is not this shard's",
     ),
     "progress to come": (records.progress_key(2), Progress({}, {}, 2).encode(), "generation 2, and the shard is in 1"),
-    "progress to no offset": (records.progress_key(1), Progress({"a": 1 << 63}, {}, 0).encode(), "is no offset"),
+    "progress to no offset": (records.progress_key(1), Progress({"a": 1 << 63}, {}, 0).encode(), "is not an offset"),
     "progress of a deleted shard to no offset": (
         records.progress_key(4),
         Progress({}, {"x": 1 << 63}, 9).encode(),
-        "is no offset",
+        "is not an offset",
     ),
     "progress in many journals": (
         records.progress_key(1),

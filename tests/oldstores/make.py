@@ -97,7 +97,8 @@ def contents(store: detent.Store) -> dict[str, Any]:
     for number in range(MESSAGES):
         with contextlib.suppress(detent.NotFound):
             message = store.message(number)
-            found[str(number)] = [message.payload.decode(), message.uri, message.headers]
+            body: bytes = message.body if hasattr(message, "body") else message.payload  # what that release calls it
+            found[str(number)] = [body.decode(), message.uri, message.headers]
     return found
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from detent.codec import log, published, queue, statelog
 from detent.codec.log import SEQUENCE_BLOCK_KEY, EntryKey, SegmentMeta, SeqBlock
-from detent.codec.origin import Move, Origin
+from detent.codec.origin import Move, OriginRecord
 from detent.codec.published import BYTES_INLINE, FOREVER, LOG_KEY, URI, Metadata
-from detent.codec.queue import AVAILABLE, DONE_MESSAGE, Attempt, Config, Cursor, Failed, InFlight, Watermark
+from detent.codec.queue import AVAILABLE, DONE_MESSAGE, AttemptRecord, Config, Failed, InFlight, QueueCursor, Watermark
 from detent.codec.reader import ReaderRecord, decode_reader_key, reader_key
 from detent.codec.statelog import (
     ACK,
@@ -28,12 +28,12 @@ from detent.codec.statelog import (
     FAIL,
     RETURN,
     AckedAssignment,
-    Assigned,
-    Claimed,
+    AssignStep,
+    ClaimStep,
     Ended,
     Expired,
-    Moved,
-    Published,
+    MoveStep,
+    PublishStep,
     Routed,
     Run,
     Unclaimed,
@@ -141,7 +141,7 @@ _CURSOR = (
     "0600000000000000 0700000000000000 0800000000000000 0900000000000000"
 )
 _LATER_CURSOR = f"{_CURSOR} 0a00000000000000"
-_DEAD_LETTER = Origin(3, (Move(2, "q", 4, TIME, 1, 9, "no", (Attempt(1, "me", 2, "no"),)),))
+_DEAD_LETTER = OriginRecord(3, (Move(2, "q", 4, TIME, 1, 9, "no", (AttemptRecord(1, "me", 2, "no"),)),))
 _ORIGIN = (
     "0300000000000000 0100 02000000 04000000 0068e5cf8b010000 0100 0900000000000000 0100 71 0200 6e6f "
     "0100 0100000000000000 0200 6d65 0200000000000000 0200 6e6f"
@@ -186,11 +186,11 @@ VALUES: list[tuple[str, bytes, str]] = [
     ("active messages in groups", queue.encode_active(_AVAILABLE, [_FLYING], [None, b"g1"]), _GROUPED),
     ("active messages in no group", queue.encode_active(_AVAILABLE, [_FLYING], [None, None]), _ACTIVE),
     ("failed messages", queue.encode_failed([_FAILED_MESSAGE]), _FAILED),
-    ("attempts", queue.encode_attempts([Attempt(1, "me", 2, "no")]), _ATTEMPTS),
+    ("attempts", queue.encode_attempts([AttemptRecord(1, "me", 2, "no")]), _ATTEMPTS),
     ("settings", _CONFIG.encode(), _SETTINGS),
     ("settings with all that can be missing", _LATER_CONFIG.encode(), _LATER_SETTINGS),
-    ("cursor", Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9).encode(), _CURSOR),
-    ("cursor with dead letters", Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9, 10).encode(), _LATER_CURSOR),
+    ("cursor", QueueCursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9).encode(), _CURSOR),
+    ("cursor with dead letters", QueueCursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9, 10).encode(), _LATER_CURSOR),
     ("origin", _DEAD_LETTER.encode(), _ORIGIN),
     ("watermark", Watermark(1, 256, 65_536).encode(), _WATERMARK),
     ("dedup key", queue.encode_dedup(17, TIME), _DEDUP),
@@ -205,12 +205,12 @@ _ENDED = "03000000 0068e5cf8b010000 0200000000000000"
 _MESSAGES = "02000000 1100000000000000 1200000000000000"
 
 STEPS: list[tuple[str, Any, str]] = [
-    ("published to nobody", Published(_RUN, ()), f"01 {_RUN_BYTES} 0000"),
-    ("published", Published(_RUN, ((3, 128, None), (4, 0, None))), f"01 {_RUN_BYTES} 0200 03000000 80 04000000 00"),
+    ("published to nobody", PublishStep(_RUN, ()), f"01 {_RUN_BYTES} 0000"),
+    ("published", PublishStep(_RUN, ((3, 128, None), (4, 0, None))), f"01 {_RUN_BYTES} 0200 03000000 80 04000000 00"),
     ("routed", Routed(3, LIVE, ((_RUN, 128, None),)), f"02 03000000 ffffffffffffffff 0100 {_RUN_BYTES} 80"),
     (
         "claimed",
-        Claimed(3, 1, 2, 7, "me", [0, 258]),
+        ClaimStep(3, 1, 2, 7, "me", [0, 258]),
         "03 03000000 0100000000000000 0200000000000000 0700000000000000 0200 6d65 "
         "02000000 0000000000000000 0201000000000000",
     ),
@@ -221,12 +221,12 @@ STEPS: list[tuple[str, Any, str]] = [
     ("expired", Expired(EXPIRE, 3, [17, 18]), f"08 03000000 {_MESSAGES}"),
     (
         "given up, and sent to queue 4",
-        Moved(3, TIME, 4, ((17, 128, None), (18, 0, None))),
+        MoveStep(3, TIME, 4, ((17, 128, None), (18, 0, None))),
         "0a 03000000 0068e5cf8b010000 04000000 02000000 1100000000000000 80 1200000000000000 00",
     ),
     (
         "published to a queue with groups",
-        Published(_RUN, ((3, 128, b"g1"), (4, 0, None), (5, 1, b""))),
+        PublishStep(_RUN, ((3, 128, b"g1"), (4, 0, None), (5, 1, b""))),
         f"0b {_RUN_BYTES} 0300 03000000 80 02 6731 04000000 00 ff 05000000 01 00",
     ),
     (
@@ -236,13 +236,13 @@ STEPS: list[tuple[str, Any, str]] = [
     ),
     (
         "sent to a queue with groups",
-        Moved(3, TIME, 4, ((17, 128, None), (18, 0, b"g1"))),
+        MoveStep(3, TIME, 4, ((17, 128, None), (18, 0, b"g1"))),
         "0d 03000000 0068e5cf8b010000 04000000 02000000 1100000000000000 80 ff 1200000000000000 00 02 6731",
     ),
     ("failed and expired", Expired(EXPIRE_FAILED, 3, [17, 18]), f"09 03000000 {_MESSAGES}"),
     (
         "assigned to a reader",
-        Assigned(3, TIME, 7, "é", [17, 18]),
+        AssignStep(3, TIME, 7, "é", [17, 18]),
         f"0e 03000000 0068e5cf8b010000 0700000000000000 0200 c3a9 {_MESSAGES}",
     ),
     ("what a reader had is done", AckedAssignment(3, TIME, "é"), "0f 03000000 0068e5cf8b010000 0200 c3a9"),
@@ -252,15 +252,15 @@ STEPS: list[tuple[str, Any, str]] = [
 
 def encode(step: Any) -> bytes:
     """A step by its encoder."""
-    if isinstance(step, Published):
+    if isinstance(step, PublishStep):
         return statelog.encode_published(*step)
     if isinstance(step, Routed):
         return statelog.encode_routed(*step)
-    if isinstance(step, Claimed):
+    if isinstance(step, ClaimStep):
         return statelog.encode_claimed(*step)
-    if isinstance(step, Moved):
+    if isinstance(step, MoveStep):
         return statelog.encode_moved(*step)
-    if isinstance(step, Assigned):
+    if isinstance(step, AssignStep):
         return statelog.encode_assigned(*step)
     if isinstance(step, AckedAssignment):
         return statelog.encode_acked_assignment(*step)
@@ -295,12 +295,17 @@ DECODED: list[tuple[str, Callable[[bytes], Any], str, Any]] = [
     ("active messages in groups", _active, _GROUPED, (_AVAILABLE.tolist(), [_FLYING], [None, b"g1"])),
     ("done messages", lambda value: queue.decode_done(value).tolist(), _DONE, [(17, TIME, 2)]),
     ("failed messages", queue.decode_failed, _FAILED, [_FAILED_MESSAGE]),
-    ("attempts", queue.decode_attempts, _ATTEMPTS, [Attempt(1, "me", 2, "no")]),
+    ("attempts", queue.decode_attempts, _ATTEMPTS, [AttemptRecord(1, "me", 2, "no")]),
     ("settings", Config.decode, _SETTINGS, _CONFIG),
     ("settings with all that can be missing", Config.decode, _LATER_SETTINGS, _LATER_CONFIG),
-    ("cursor", Cursor.decode, _CURSOR, Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9)),
-    ("cursor with dead letters", Cursor.decode, _LATER_CURSOR, Cursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9, 10)),
-    ("origin", Origin.decode, _ORIGIN, _DEAD_LETTER),
+    ("cursor", QueueCursor.decode, _CURSOR, QueueCursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9)),
+    (
+        "cursor with dead letters",
+        QueueCursor.decode,
+        _LATER_CURSOR,
+        QueueCursor(LIVE, 1000, 2, 3, 4, 5, 6, 7, 8, 9, 10),
+    ),
+    ("origin", OriginRecord.decode, _ORIGIN, _DEAD_LETTER),
     ("watermark", Watermark.decode, _WATERMARK, Watermark(1, 256, 65_536)),
     ("dedup key", queue.decode_dedup, _DEDUP, (17, TIME)),
     ("a number", lambda value: queue.decode_number(value, "number"), "0000000000000102", 258),

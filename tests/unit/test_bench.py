@@ -300,10 +300,10 @@ def test_the_sqlite_queue_is_a_queue(tmp_path: Path) -> None:
         queue.publish([b"a", b"b"], {"tier": "gold"})
         queue.publish([b"urgent"], {}, priority=-1)
         first = queue.claim(2, "me")
-        assert [(message.payload, message.attempts) for message in first] == [(b"urgent", 1), (b"a", 1)]
+        assert [(message.body, message.attempts) for message in first] == [(b"urgent", 1), (b"a", 1)]
         assert first[1].headers == {"tier": "gold"}
         (last,) = queue.claim(5, "me")
-        assert last.payload == b"b"
+        assert last.body == b"b"
         assert last.delivery > first[0].delivery
         with pytest.raises(ValueError, match="stale"):
             queue.ack([last, first[0]._replace(delivery=last.delivery)])

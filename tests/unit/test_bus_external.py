@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from detent.bus import Bus, ExternalTransport, Outcome, QueueTransport, Retries, SqsTransport
-from detent.bus.envelope import Envelope, Incoming
+from detent.bus.messages import Envelope, Incoming
 from detent.bus.transport import COUNTED_MAX, QUEUES_MAX, lease_end
 from detent.bus.transport_urls import open_transport
 from detent.cli import cli
@@ -271,7 +271,7 @@ def test_a_message_that_the_failed_queue_does_not_take_is_not_acknowledged() -> 
 
 
 def test_behind_what_may_pass_later_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("detent.bus.transport_sending.SEND_MAX", 2)
+    monkeypatch.setattr("detent.bus.transport.SEND_MAX", 2)
     opened = Opened()
     opened.queue.error = Unavailable("gone")
     envelopes = [Envelope(str(at), "queue:billing", {}, b"x") for at in range(5)]
@@ -357,11 +357,11 @@ def test_each_url_has_its_transport(url: str, kind: type, place: str) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("rabbit:x", "'rabbit' is no kind of transport: write .*MODULE:CLASS:QUEUE"),
+        ("rabbit:x", "'rabbit' is not a kind of transport: write .*MODULE:CLASS:QUEUE"),
         ("list_queues:ListQueue:?hots=h", "did you mean host"),
         ("list_queues:ListQueue:?create=yes", "create is true or false"),
-        ("list_queues:ListQueue:?topic.a b=x", "no name to publish under"),
-        ("list_queues:ListQueue:?failed=a/b", "no name of a queue"),
+        ("list_queues:ListQueue:?topic.a b=x", "not a name to publish under"),
+        ("list_queues:ListQueue:?failed=a/b", "not the name of a queue"),
         ("sqs:https://sqs.eu-west-1.amazonaws.com/1/q", "a name and no URL"),
         ("sqs:q?secret=hush", "options region, endpoint"),
     ],
@@ -401,6 +401,13 @@ def test_an_app_handles_retries_and_gives_up_on_a_class_of_lists() -> None:
     bus.stop()
 
 
+def test_a_word_that_is_not_an_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="ExternalTransport has no options leese"):
+        ExternalTransport(ListQueue, leese="30s")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="queue"):
+        Bus("shop", "memory:").send(OrderPlaced(1), to="billing", queue="billing")  # type: ignore[call-arg]
+
+
 APP = """
 from dataclasses import dataclass
 from detent.bus import Bus
@@ -430,4 +437,4 @@ def test_the_command_takes_a_transport_by_name(tmp_path: Any, monkeypatch: pytes
     assert json.loads(shown.output)["transport"] == "list_queues#billing"
     wrong = CliRunner().invoke(cli, ["bus", "run", "list_shop.py", "--transport", "rabbit:x"])
     assert wrong.exit_code != 0
-    assert "no kind of transport" in wrong.output + str(wrong.exception)
+    assert "not a kind of transport" in wrong.output + str(wrong.exception)

@@ -11,7 +11,7 @@ import pytest
 import detent
 from busworld import Broken, Invoiced, Mailed, OrderPlaced, RushOrder, app
 from detent.bus import Bus, Context, DjangoUnitOfWork, JsonSerializer, Middleware, MsgpackSerializer, Outcome, message
-from detent.bus.message_types import name_of
+from detent.bus.messages import name_of
 from detent.errors import Invalid, OutcomeUnknown
 
 
@@ -134,7 +134,7 @@ def test_what_nobody_provides_is_refused_at_the_start() -> None:
         @bus.handler
         def bill(order: OrderPlaced, session: object, rate: float) -> None: ...
 
-        with pytest.raises(Invalid, match=r"bill asks for 'session'.*nobody provides.*bus.provide"):
+        with pytest.raises(Invalid, match=r"bill asks for 'session'.*is not provided.*bus.provide"):
             bus.start()
 
 
@@ -144,7 +144,7 @@ def test_a_handler_that_does_not_say_what_it_takes_is_refused() -> None:
             bus.handler(lambda order: None)
         with pytest.raises(Invalid, match="takes no message"):
             bus.handler(lambda: None)
-        with pytest.raises(Invalid, match="no class of messages"):
+        with pytest.raises(Invalid, match="not a class of messages"):
             bus.handler(int)(lambda order: None)
         with pytest.raises(Invalid, match="has no handlers"):
             bus.start()
@@ -218,6 +218,18 @@ def test_published_messages_reach_every_subscriber_once() -> None:
         shop.publish(OrderPlaced(4))
         assert one.drain() == []
         assert two.drain() == [Outcome.HANDLED]
+
+
+def test_publishing_what_no_app_has_subscribed_to_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    with detent.open("memory:") as store, app(store) as bus, app(store, send_only=True) as shop:
+        bus.handler(Invoiced)(lambda _: None)
+        bus.prepare()
+        for number in range(3):
+            shop.publish(OrderPlaced(number))
+            shop.publish(Invoiced(number))
+        warned = [text for text in caplog.messages if "no queue takes it" in text]
+        assert len(warned) == 1
+        assert f"{shop.name!r} publishes OrderPlaced" in warned[0]
 
 
 def test_a_request_is_answered_with_what_the_handler_returns() -> None:
@@ -304,13 +316,13 @@ def test_async_hooks_put_everything_on_the_loop() -> None:
 
 def test_a_send_that_goes_nowhere_says_so() -> None:
     with app(send_only=True) as bus:
-        with pytest.raises(Invalid, match=r"nobody said where a OrderPlaced is sent.*routes"):
+        with pytest.raises(Invalid, match=r"it is not said where a OrderPlaced is sent.*routes"):
             bus.send(OrderPlaced(1))
         with pytest.raises(detent.NotFound):
             bus.send(OrderPlaced(1), to="nowhere")
         with pytest.raises(Invalid, match="delay or at a time"):
             bus.send(OrderPlaced(1), to="x", delay="1s", at=detent.durations.at_1970_ms(0))
-        with pytest.raises(Invalid, match="no class of messages"):
+        with pytest.raises(Invalid, match="not a class of messages"):
             bus.send({"a": 1}, to="x")  # type: ignore[arg-type]
         with pytest.raises(Invalid, match="an id has"):
             bus.send(OrderPlaced(1), to="x", id="a\nb")

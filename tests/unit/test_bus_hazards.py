@@ -29,9 +29,9 @@ from detent.bus import (
     SqlOutbox,
     SqlTracker,
 )
-from detent.bus.envelope import Envelope
 from detent.bus.forwarder import Forwarder
 from detent.bus.housekeeping import Sweep
+from detent.bus.messages import Envelope
 from detent.errors import Invalid, Unavailable
 from processes import eventually
 
@@ -56,7 +56,7 @@ def twice(bus: Bus, message: object) -> Callable[[], list[Outcome]]:
     bus.send_local(message, id="m-1")
     (first,) = queue.claim(1)
     first.fail("again", delay="0s")
-    queue.publish(first.payload, headers={name: text for name, text in first.headers.items() if name != "queue"})
+    queue.publish(first.body, headers={name: text for name, text in first.headers.items() if name != "queue"})
     return bus.drain
 
 
@@ -439,6 +439,42 @@ def test_S1_two_forwarders_send_each_message_once_and_in_order(store: detent.Sto
         assert of_lane == sorted(of_lane)
 
 
+class Exiting:
+    """A unit of work of the user's own that wants to exit, once."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self.is_told = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def begin(self) -> Any:
+        if not self.is_told:
+            self.is_told = True
+            raise SystemExit(1)
+        return self._real.begin()
+
+
+def test_S1_a_forwarder_goes_on_after_a_unit_of_work_that_wants_to_exit(store: detent.Store, books: Books) -> None:
+    transport = QueueTransport(store)
+    store.queue("lane").create()
+    bus = Bus("s1", transport, send_only=True, **books.options())
+    bus.drain()
+    assert bus.outbox is not None
+    unit_of_work = Exiting(books.unit_of_work)
+    forwarder = Forwarder("s1", bus.outbox, unit_of_work, transport, bus.calling, lease_s=30, poll_s=0.02)
+    forwarder.start()
+    try:
+        for number in range(2):  # one that ends sends once more what there is
+            with books.sessions() as session, bus.transaction(session) as sending:
+                sending.collect(Envelope(f"m{number}", "queue:lane", {}, b""))
+            eventually(lambda: unit_of_work.is_told and books.count("detent_outbox") == 0)
+    finally:
+        forwarder.stop(5)
+        bus.stop()
+
+
 def test_S2_an_outbox_without_a_unit_of_work_is_refused(books: Books) -> None:
     with app(outbox=SqlOutbox()) as bus:
         bus.handler(OrderPlaced)(lambda order: None)
@@ -523,7 +559,7 @@ def test_R2_a_message_that_kills_the_process_each_time_comes_to_an_end(store: de
             queue.claim(1, lease="20ms")  # by processes that died
             eventually(lambda: queue.info().available == 1)
         assert bus.drain() == [Outcome.GIVEN_UP]
-        assert "delivered 2 times and nobody said what became of it" in failed_reasons(store, bus.name)[0]
+        assert "delivered 2 times, and no worker said what became of it" in failed_reasons(store, bus.name)[0]
     assert called == []
 
 
@@ -632,8 +668,8 @@ def test_messages_that_cannot_be_read_are_given_up_at_once(store: detent.Store) 
         (b"not json", {"detent-type": "OrderPlaced"}, "the bytes are no OrderPlaced"),
         (b'{"number": "x"}', {"detent-type": "OrderPlaced"}, "the bytes are no OrderPlaced"),
         (b"[" * 100_000, {"detent-type": "OrderPlaced"}, "the bytes are no OrderPlaced"),
-        (b"{}", {"detent-type": "OrderPlaced", "content-type": "text/xml"}, "nobody here reads 'text/xml'"),
-        (b"{}", {"detent-type": "OrderPlaced", "detent-id": "x" * 300}, "its id is no id"),
+        (b"{}", {"detent-type": "OrderPlaced", "content-type": "text/xml"}, "this app does not read 'text/xml'"),
+        (b"{}", {"detent-type": "OrderPlaced", "detent-id": "x" * 300}, "its id cannot be one"),
     ]
     with app(store) as bus:
         bus.handler(OrderPlaced)(called.append)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import detent
 from busworld import Books, Broken, Invoiced, Mailed, OrderPlaced, app, enter
 from detent.bus import Bus, Context, IdempotencyConfig, Incoming, InMemoryTracker, Outcome, QueueTransport
-from detent.bus import envelope as wire
+from detent.bus import messages as wire
 from detent.bus.topics import names_in, parse_filter
 from detent.errors import DetentError, Invalid
 from detent.transports.sqs_message import read, write

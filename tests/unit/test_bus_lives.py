@@ -349,7 +349,7 @@ def test_a_backlog_in_the_outbox_does_not_hold_up_the_stop(books: Books) -> None
         with books.sessions() as session, bus.transaction(session):
             bus.send(Invoiced(0), to="endless")
         assert sent.acquire(timeout=30)
-        bus._running._forwarder.stop(0.05)  # type: ignore[union-attr]
+        bus._forwarder.stop(0.05)  # type: ignore[union-attr]
         bus.stop(grace="10ms")
         assert not threads_of("detent-outbox-endless")
         with books.engine.connect() as connection:
@@ -400,7 +400,7 @@ def test_a_start_that_fails_leaves_nothing_behind(books: Books, monkeypatch: pyt
     with detent.open("memory:") as store:
         bus = Bus("half", QueueTransport(store), **books.options())
         bus.handler(OrderPlaced)(lambda order: None)
-        monkeypatch.setattr("detent.bus.running.Intake.start", lambda self: (_ for _ in ()).throw(Broken()))
+        monkeypatch.setattr("detent.bus.app.Intake.start", lambda self: (_ for _ in ()).throw(Broken()))
         for _ in range(2):
             with pytest.raises(Broken):
                 bus.start()

@@ -67,7 +67,7 @@ def test_the_store_goes_by_the_clock(store: detent.Store, clock: Clock) -> None:
     assert queue.claim() == []
     clock.advance("1s")
     (second,) = queue.claim()
-    assert (second.payload, second.attempts) == (b"later", 2)
+    assert (second.body, second.attempts) == (b"later", 2)
     with pytest.raises(detent.StaleReceipt):
         first.ack()
     second.ack()

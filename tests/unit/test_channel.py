@@ -23,8 +23,7 @@ from detent.errors import Unavailable
 from detent.remote import RemoteOwner
 from detent.remote.address import Address
 from detent.remote.answers import Disconnected
-from detent.remote.channel import AsyncChannel, Channel
-from detent.remote.exchange import Exchange, HttpAnswer
+from detent.remote.channel import AsyncChannel, Channel, Exchange, HttpAnswer
 from processes import eventually
 
 KIND = "x/test"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from detent.codec import journal, published, queue, reader, statelog
 from detent.codec.keys import Prefix
 from detent.codec.published import BYTES_INLINE, RECORD_MESSAGES_MAX, URI
-from detent.codec.queue import AVAILABLE, DONE_MESSAGE, Attempt, Config, Cursor, Failed, InFlight, Watermark
-from detent.codec.statelog import Claimed, Ended, Expired, Moved, Published, Routed, Run, Unclaimed
+from detent.codec.queue import AVAILABLE, DONE_MESSAGE, AttemptRecord, Config, Failed, InFlight, QueueCursor, Watermark
+from detent.codec.statelog import ClaimStep, Ended, Expired, MoveStep, PublishStep, Routed, Run, Unclaimed
 from detent.errors import Corrupt, Invalid, LimitExceeded
 from detent.queue.message import Receipt
 from unit import golden_queue as golden
@@ -164,13 +164,13 @@ class TestBuckets:
     def test_failed(self, messages: list[Failed]) -> None:
         assert queue.decode_failed(queue.encode_failed(messages)) == messages
 
-    @given(st.lists(st.builds(Attempt, I64, TEXT, I64, TEXT), max_size=6))
-    def test_attempts(self, attempts: list[Attempt]) -> None:
+    @given(st.lists(st.builds(AttemptRecord, I64, TEXT, I64, TEXT), max_size=6))
+    def test_attempts(self, attempts: list[AttemptRecord]) -> None:
         assert queue.decode_attempts(queue.encode_attempts(attempts)) == attempts
 
     @pytest.mark.parametrize("more", [0, 1, 5])
     def test_the_first_and_the_newest_attempts_are_kept(self, more: int) -> None:
-        attempts = [Attempt(number, "", 0, "") for number in range(queue.ATTEMPTS_KEPT + more)]
+        attempts = [AttemptRecord(number, "", 0, "") for number in range(queue.ATTEMPTS_KEPT + more)]
         kept = queue.decode_attempts(queue.encode_attempts(attempts))
         assert kept == [attempts[0], *attempts[more + 1 :]]
         assert len(kept) == queue.ATTEMPTS_KEPT
@@ -233,9 +233,9 @@ class TestSmallRecords:
         with pytest.raises(Corrupt):
             Config.decode(value.replace(b"number", b"nimber"))
 
-    @given(st.builds(Cursor, U64, U64, U32, *[U64] * 8))
-    def test_cursor(self, cursor: Cursor) -> None:
-        assert Cursor.decode(cursor.encode()) == cursor
+    @given(st.builds(QueueCursor, U64, U64, U32, *[U64] * 8))
+    def test_cursor(self, cursor: QueueCursor) -> None:
+        assert QueueCursor.decode(cursor.encode()) == cursor
 
     @given(st.builds(Watermark, U64, U64, U64))
     def test_watermark(self, watermark: Watermark) -> None:
@@ -297,7 +297,9 @@ class TestKeys:
 class TestStateLog:
     @given(RUNS, st.lists(st.tuples(U32, U8, GROUP), max_size=5))
     def test_published(self, run: Run, targets: list[tuple[int, int, bytes | None]]) -> None:
-        assert list(statelog.decode_steps(statelog.encode_published(run, targets))) == [Published(run, tuple(targets))]
+        assert list(statelog.decode_steps(statelog.encode_published(run, targets))) == [
+            PublishStep(run, tuple(targets))
+        ]
 
     @given(U32, U64, st.lists(st.tuples(RUNS, U8, GROUP), max_size=5))
     def test_routed(self, number: int, next_message: int, found: list[tuple[Run, int, bytes | None]]) -> None:
@@ -308,7 +310,7 @@ class TestStateLog:
     def test_claimed(
         self, number: int, claimed_ms: int, lease_ms: int, delivery: int, consumer: str, places: list[int]
     ) -> None:
-        step = Claimed(number, claimed_ms, lease_ms, delivery, consumer, places)
+        step = ClaimStep(number, claimed_ms, lease_ms, delivery, consumer, places)
         assert list(statelog.decode_steps(statelog.encode_claimed(*step))) == [step]
 
     @given(
@@ -330,7 +332,7 @@ class TestStateLog:
 
     @given(U32, I64, U32, st.lists(st.tuples(U64, U8, GROUP), min_size=1, max_size=5))
     def test_moved(self, number: int, at_ms: int, target: int, messages: list[tuple[int, int, bytes | None]]) -> None:
-        step = Moved(number, at_ms, target, tuple(messages))
+        step = MoveStep(number, at_ms, target, tuple(messages))
         assert list(statelog.decode_steps(statelog.encode_moved(*step))) == [step]
 
     @given(st.lists(st.sampled_from(golden.STEPS), min_size=1, max_size=6))

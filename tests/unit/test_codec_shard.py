@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent.codec import shard as records
-from detent.codec.shard import CHECKPOINT, DOOMED, FENCE_STEP, PROGRESS, Consumer, Progress, Reset, Shard
+from detent.codec.shard import CHECKPOINT, DOOMED, FENCE_STEP, PROGRESS, Reset
+from detent.codec.shard import ConsumerRow as Consumer
+from detent.codec.shard import ProgressRow as Progress
+from detent.codec.shard import ShardRow as Shard
 from detent.errors import Corrupt
 
 TIME = 1_700_000_000_000
@@ -168,7 +171,7 @@ WHOLE = Shard(2, 2 * FENCE_STEP, "m", 1000, 1, {"a": Reset(1, 1)}, TIME)
     ],
 )
 def test_rows_that_no_owner_writes_are_refused(row: Consumer | Shard | Progress) -> None:
-    with pytest.raises(Corrupt, match=type(row).__name__.lower()):
+    with pytest.raises(Corrupt, match=type(row).__name__.removesuffix("Row").lower()):
         type(row).decode(row.encode())
 
 

@@ -18,10 +18,11 @@ from detent.codec.one_header import header_column, header_values
 from detent.journal.columns import Columns, Rows
 from detent.journal.message import messages_of
 from detent.processor import Out, Processor, stream
-from detent.processor.calling import Caller
+from detent.processor.calling import FunctionCalls as Caller
+from detent.processor.declaration import place
 from detent.processor.inputs import Singles
-from detent.processor.outcome import STEP_BYTES_MAX, Outcome
-from detent.processor.place import place
+from detent.processor.outcome import STEP_BYTES_MAX
+from detent.processor.outcome import StepOutcome as Outcome
 from detent.processor.provenance import HEADER
 from detent.stream.following import Following
 

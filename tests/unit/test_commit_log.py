@@ -20,13 +20,12 @@ from detent.errors import Corrupt, Fenced, OutcomeUnknown, Unavailable
 from detent.journal import JournalMachine
 from detent.journal.operations import Append, Appended
 from detent.kv import commitlog, environment, file
-from detent.kv.commitlog import LOG_BYTES_MAX, CommitLog, DirectFile
+from detent.kv.commitlog import LOG_BYTES_MAX, CommitLog, DirectFile, Tip
 from detent.kv.commitrecord import PAGE, LogName, checksum_of, decode_record, encode_head, encode_record
 from detent.kv.file import FileReader, FileWriter, abandon_log
 from detent.kv.logfollower import LogFollower, take_over
 from detent.kv.overlay import Layer, Overlay, merged
 from detent.kv.stored import to_stored
-from detent.kv.tip import Tip
 from filestore import bytes_of, everything, put
 
 CHANGES = st.dictionaries(st.binary(min_size=1, max_size=4), st.none() | st.binary(max_size=4), max_size=5)

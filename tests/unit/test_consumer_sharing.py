@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 import detent
-from detent.consumer import Consumer, Worker, sharing, worker
+from detent.consumer import Consumer, Worker, worker
 from detent.consumer import task as lives
 from detent.consumer.progress import Progress
 from detent.errors import Conflict, Fenced, NotFound, OutcomeUnknown, Unavailable
 from detent.runtime.backoff import Backoff
 from detent.shard.operations import ConsumerDescription, MemberDescription, ShardDescription
 from detent.state import RecordedState
+from detent.stream import sharing
 from processes import eventually
 from shardunit import PendingState, committed
 

@@ -231,7 +231,7 @@ def test_a_state_with_many_changed_keys_ends_a_transaction(
 
 def test_publishing_is_checked_where_it_is_called() -> None:
     outbox = Outbox(frozenset({"", "far"}))
-    with pytest.raises(Invalid, match="is no output"):
+    with pytest.raises(Invalid, match="is not an output"):
         outbox.publish("j", b"x", store="near")
     with pytest.raises(Invalid, match="bytes"):
         outbox.publish("j", "text")  # type: ignore[arg-type]
@@ -670,7 +670,7 @@ def test_a_coroutine_that_nobody_would_await_is_refused(store: detent.Store) -> 
     made = []
     app.consume(lambda message, state, publish: made.append(consume(message)) or made[-1])
     store.journal("in").append(b"a")
-    with pytest.raises(Invalid, match="nobody awaits it"):
+    with pytest.raises(Invalid, match="it is not awaited"):
         app.run(store=store, once=True)
     made[0].close()
     assert committed_offsets(store) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from detent.journal.publisher import decode_intents, encode_intents
 from detent.kv import Batch
 from detent.kv.memory import MemoryWriter
 from detent.queue.calls import Outgoing, publish
-from detent.queue.operations import PUBLISH_MESSAGES_MAX
+from detent.queue.operations import PUBLISH_MESSAGES_MAX, Claim, CreateQueue
 from world import World
 
 
@@ -454,3 +455,43 @@ class TestOneLimit:
         publisher.publish_uncommitted_many({"b": [b"y"], "c": [b"x"]})
         publisher.acknowledge(decode_intents(encode_intents(publisher.build_ack_intents())))
         assert [world.bodies(name) for name in "abc"] == [[b"x"], [b"x", b"y"], [b"x"]]
+
+
+class TestMachinesOfAGroup:
+    """A group asks the machines that it has touched, and leaves the others alone."""
+
+    def test_a_group_writes_and_announces_what_it_touched_alone(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+        for machine in (world.machine, world.queues):
+            for step in ("flush", "committed"):
+                self._note(machine, step, asked, monkeypatch)
+        world.commit(ops.Append("j", [b"a"]))
+        assert asked == ["JournalMachine.flush", "JournalMachine.committed"]
+        asked.clear()
+        world.commit(CreateQueue("q"), ops.Append("j", [b"b"]))
+        assert asked == [
+            "JournalMachine.flush", "QueueMachine.flush", "JournalMachine.committed", "QueueMachine.committed",
+        ]  # fmt: skip
+
+    @staticmethod
+    def _note(machine: Any, step: str, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        known = getattr(machine, step)
+
+        def noted(*given: Any) -> None:
+            asked.append(f"{type(machine).__name__}.{step}")
+            known(*given)
+
+        monkeypatch.setattr(machine, step, noted)
+
+    def test_what_time_did_before_a_refused_operation_is_written_with_the_next_group(self, world: World) -> None:
+        world.commit(CreateQueue("q"))
+        world.commit(*publish([Outgoing(b"x")], "q"))
+        world.commit(Claim("q", 1, 1_000, "me"))
+        world.now_ms += 5_000
+        with pytest.raises(NotFound):
+            world.commit(Claim("none", 1, None, "me"))  # the lease ends, and the claim is refused
+        assert world.queues.steps
+        world.commit(ops.Append("j", [b"a"]))
+        assert not world.queues.steps

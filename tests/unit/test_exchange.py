@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.remote import exchange as exchange_module
-from detent.remote.exchange import HEAD_BYTES_MAX, JOINED_BYTES_MAX, PART_BYTES, Exchange, HttpAnswer, NoAnswer
+from detent.remote import channel as exchange_module
+from detent.remote.channel import HEAD_BYTES_MAX, JOINED_BYTES_MAX, PART_BYTES, Exchange, HttpAnswer, NoAnswer
 
 PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: text/x\r\ncontent-length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\nLast: 1\r\n\r\n"
@@ -189,5 +189,5 @@ def test_more_than_was_asked_for_is_noticed() -> None:
     assert not exchange.is_reusable
     exchange = asked()
     assert exchange.receive(PLAIN) is not None
-    with pytest.raises(NoAnswer, match="nobody"):
+    with pytest.raises(NoAnswer, match="not asked for"):
         exchange.receive(PLAIN)

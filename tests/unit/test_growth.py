@@ -14,7 +14,7 @@ import pytest
 
 import detent
 from detent import Invalid, Store, Unavailable
-from detent.journal import watch
+from detent.journal import memory as watch
 from detent.remote import LocalOwner
 from detent.stream import bell as growth
 from detent.stream.bell import Growth

@@ -40,7 +40,7 @@ GOOD: dict[tuple[str, str], Any] = {
     ("PUT", "/v1/queues/q"): {"lease": "30s", "filter": "true", "earliest": True, "done_retention": None},
     ("PATCH", "/v1/queues/q"): {"max_attempts": 3, "backoff": 1.5, "priority_header": "p", "description": "d"},
     ("POST", "/v1/queues/q/messages"): {
-        "payload": {"json": {}}, "headers": {"a": "b"}, "delay": "1h", "retention": "1h", "dedup_key": "k",
+        "body": {"json": {}}, "headers": {"a": "b"}, "delay": "1h", "retention": "1h", "dedup_key": "k",
         "created": "2026-01-01T00:00:00Z",
     },
     ("POST", "/v1/queues/q/claim"): {"count": 1, "wait": "0s", "lease": "1h", "consumer": "me"},
@@ -57,7 +57,7 @@ GOOD: dict[tuple[str, str], Any] = {
     ("POST", "/v1/journals/j/trim"): {"before": 0},
     ("POST", "/v1/transaction"): {
         "operations": [
-            {"op": "publish", "queue": "q", "payload": "a"},
+            {"op": "publish", "queue": "q", "body": "a"},
             {"op": "append", "journal": "j", "body": "a"},
             {"op": "check_next_offset", "journal": "j", "offset": 1},
             {"op": "set_registers", "journal": "j", "set": {"a": "b"}},

@@ -14,10 +14,10 @@ from uvicorn.server import ServerState
 import detent
 from detent.remote import wire
 from detent.server.api import ROUTES, Api
-from detent.server.app import Application
+from detent.server.app import ServerApplication
 from detent.server.keys import KeyRing, new_key
 from detent.server.native import NativePart
-from detent.server.protocol import Connection, Door
+from detent.server.protocol import Door, HttpConnection
 from detent.server.serving import own_hosts
 from detent.server.sqs.part import SqsPart
 from detent.store import AsyncStore
@@ -87,10 +87,10 @@ def said(*parts: bytes, keys: bool = False) -> Said:
 
 async def _talk(store: AsyncStore, parts: tuple[bytes, ...], keys: bool) -> Said:
     ring = KeyRing([KEY]) if keys else None
-    app = Application([NativePart(store), Api(store), SqsPart(store)], keys=ring, hosts=own_hosts("127.0.0.1"))
+    app = ServerApplication([NativePart(store), Api(store), SqsPart(store)], keys=ring, hosts=own_hosts("127.0.0.1"))
     config = uvicorn.Config(app, interface="asgi3", log_config=None, access_log=False, lifespan="off", ws="none")
     wire_, state = Wire(), ServerState()
-    connection = Connection(config, state, {}, door=Door(10))
+    connection = HttpConnection(config, state, {}, door=Door(10))
     connection.connection_made(wire_)  # type: ignore[arg-type]
     for part in parts:
         if not wire_.closed:

@@ -52,7 +52,10 @@ def test_what_is_not_said_has_a_value_that_works() -> None:
         ({"name": "../x"}, "a name is letters"),
         ({"queue": ""}, "needs a queue and a table"),
         ({"table": ""}, "needs a queue and a table"),
-        ({"table": "s3://bucket/orders"}, "the table is a folder"),
+        ({"table": "https://bucket/orders"}, "the table is a folder"),
+        ({"partition_by": "day"}, "partition_by is a list"),
+        ({"partition_by": ["day", "to_date(at) AS day"]}, "names a column twice"),
+        ({"catalog": "http://there"}, "a catalog is for Iceberg"),
         ({"table": 5}, "table is a text, not 5"),
         ({"committer": "hudi"}, "committer is one of manifest, delta, iceberg, not 'hudi'"),
         ({"format": "avro"}, "format is one of"),
@@ -307,7 +310,9 @@ def test_csv_files_are_grouped_by_their_headers(tmp_path: Path) -> None:
         blank=b"\n1,x\n",
         quoted=b'"a,b",c\n',
     )
-    assert csv_headers.groups(tmp_path, files, csv_headers.HeaderStyle.of({})) == {
+    found = csv_headers.groups(tmp_path, files, csv_headers.HeaderStyle.of({}))
+    assert found["id", "name"][0] == "id,name"  # the line itself, of the first one
+    assert {header: names for header, (_, names) in found.items()} == {
         ("id", "name"): ["a", "c", "d.gz"],
         ("name", "id"): ["b"],
         (): ["empty"],
@@ -316,10 +321,10 @@ def test_csv_files_are_grouped_by_their_headers(tmp_path: Path) -> None:
     }
     semicolon = staged(tmp_path, e="größe;'a;b'\n".encode("latin-1"))
     style = csv_headers.HeaderStyle.of({"sep": ";", "encoding": "latin-1", "quote": "'"})
-    assert csv_headers.groups(tmp_path, semicolon, style) == {("größe", "a;b"): ["e"]}
+    assert csv_headers.groups(tmp_path, semicolon, style) == {("größe", "a;b"): ("größe;'a;b'", ["e"])}
     remarked = staged(tmp_path, f=b"# by hand\n\na\tb\n")
     style = csv_headers.HeaderStyle.of({"delimiter": "\\t", "comment": "#"})
-    assert csv_headers.groups(tmp_path, remarked, style) == {("a", "b"): ["f"]}
+    assert csv_headers.groups(tmp_path, remarked, style) == {("a", "b"): ("a\tb", ["f"])}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import uuid
 from pathlib import Path
@@ -20,7 +21,7 @@ from detent.ingest.commit_delta import DeltaCommitter
 from detent.ingest.committer import BatchOutput
 from detent.ingest.shared_state import FileShard, QueueSharedState
 from detent.tables.delta_log import sync_log
-from detent.tables.files import DataFile
+from detent.tables.files import WrittenFile
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("d", StringType())])
 WINDOW_S = 15 * 86_400.0
@@ -41,7 +42,8 @@ class Pipeline:
         folder = Path(self.committer.folder_of(batch))
         folder.mkdir(parents=True)
         pq.write_table(pa.table({"id": list(ids), "d": ["x"] * len(ids)}), folder / "part.parquet")
-        file = DataFile(str(folder / "part.parquet"), len(ids), (folder / "part.parquet").stat().st_size, 0)
+        size = (folder / "part.parquet").stat().st_size
+        file = WrittenFile(f"data/{batch}/part.parquet", size, len(ids), {}, 0, json.dumps({"numRecords": len(ids)}))
         return BatchOutput(batch, str(folder), (file,), SCHEMA)
 
     def take(self, *names: str) -> list[FileShard]:

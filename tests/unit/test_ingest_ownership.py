@@ -27,7 +27,7 @@ from detent.ingest.ownership import MARKED, TABLE, note, noted
 from detent.ingest.shard_sql import FILES, SOURCES
 from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
 from detent.sql.transactions import transact
-from detent.tables.files import DataFile
+from detent.tables.files import WrittenFile
 from processes import Io, Processes
 
 SCHEMA = StructType([StructField("id", LongType()), StructField("d", StringType())])
@@ -71,7 +71,8 @@ class Lake:
         folder.mkdir(parents=True)
         pq.write_table(pa.table({"id": list(ids), "d": ["x"] * len(ids)}), folder / "part.parquet")
         size = (folder / "part.parquet").stat().st_size
-        return BatchOutput(batch, str(folder), (DataFile(str(folder / "part.parquet"), len(ids), size, 0),), SCHEMA)
+        file = WrittenFile(f"data/{batch}/part.parquet", size, len(ids), {}, 0, "{}")
+        return BatchOutput(batch, str(folder), (file,), SCHEMA)
 
     def settings(self) -> dict[str, Any]:
         with self.engine.begin() as connection:
@@ -128,7 +129,7 @@ def lake(make: Callable[..., Lake], request: pytest.FixtureRequest) -> Lake:
 def refused(lake: Lake, why: str) -> str:
     with pytest.raises(Conflict, match=why) as caught:
         lake.pipeline()
-    assert "detent ingest reset" in str(caught.value)
+    assert "detent reset FILE" in str(caught.value)
     return str(caught.value)
 
 

@@ -55,10 +55,10 @@ def test_what_is_wrong_is_known_before_spark_runs(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"there is no file .*clean\.py"):
         find_transform(config(tmp_path, "clean.py:clean"))
     (tmp_path / "clean.py").write_text("def clean(:\n")
-    with pytest.raises(Invalid, match=r"clean\.py:1: this is no Python"):
+    with pytest.raises(Invalid, match=r"clean\.py:1: this is not Python"):
         find_transform(config(tmp_path, "clean.py:clean"))
     (tmp_path / "clean.py").write_bytes(b"x = 1\0")
-    with pytest.raises(Invalid, match=r"no Python"):
+    with pytest.raises(Invalid, match=r"not Python"):
         find_transform(config(tmp_path, "clean.py:clean"))
     for module in ("no_such_module", "no_such_package.module", "json.no_such", ".."):
         with pytest.raises(Invalid, match="there is no module"):

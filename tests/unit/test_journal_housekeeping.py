@@ -11,7 +11,7 @@ from detent.codec import journal as records
 from detent.errors import Conflict, Corrupt, Exists, Fenced, Invalid, LimitExceeded, NotFound
 from detent.journal import fragments
 from detent.journal import operations as ops
-from detent.journal.sweeper import sweep
+from detent.journal.fragments import sweep
 from detent.message import clock_of_ns
 from detent.verify import verify as verify_journals
 from world import START_MS, World
@@ -184,7 +184,7 @@ class TestPruning:
         assert len(world.bodies("j")) == 2
 
     def test_a_clock_that_runs_ahead_prunes_nobody(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("detent.message.forgetting.CLOCK_AHEAD_NS", 1001 * DAY * 1_000_000)  # as earlier releases
+        monkeypatch.setattr("detent.message.sequence.CLOCK_AHEAD_NS", 1001 * DAY * 1_000_000)  # as earlier releases
         world.stamped("j", [(1, self.clock(world), 0)])
         world.stamped("j", [(2, self.clock(world, 1000 * DAY), 0)])
         world.pass_time(61_000)

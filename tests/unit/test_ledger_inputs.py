@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.codec.ledger import INPUTS_MAX, STEPS_MAX, Inputs, Plan, Step
+from detent.codec.ledger import INPUTS_MAX, STEPS_MAX, BatchInputs, Plan, PlanStep
 from detent.errors import AlreadyEntered, Corrupt, Invalid, NotFound, OtherInput, Unavailable
 from detent.journal import operations as journals
 from detent.ledger import operations as ops
@@ -176,7 +176,7 @@ def test_what_cannot_be_planned(world: LedgerWorld, operation: ops.PlanOffsets) 
 
 DIGESTS = st.binary(min_size=16, max_size=16)
 STEPS = st.builds(
-    Step,
+    PlanStep,
     planned_ms=st.integers(0, 1 << 40),
     start=DIGESTS,
     end=DIGESTS,
@@ -187,18 +187,18 @@ STEPS = st.builds(
 
 @given(batches=st.sets(st.integers(0, (1 << 63) - 1), max_size=INPUTS_MAX))
 def test_inputs_are_read_as_they_were_written(batches: set[int]) -> None:
-    inputs = Inputs(tuple((batch, ONE) for batch in sorted(batches)))
-    assert Inputs.decode(inputs.encode()) == inputs
+    inputs = BatchInputs(tuple((batch, ONE) for batch in sorted(batches)))
+    assert BatchInputs.decode(inputs.encode()) == inputs
 
 
 @given(steps=st.lists(STEPS, min_size=1, max_size=5, unique_by=lambda step: step.start))
-def test_plans_are_read_as_they_were_written(steps: list[Step]) -> None:
+def test_plans_are_read_as_they_were_written(steps: list[PlanStep]) -> None:
     assert Plan.decode(Plan(tuple(steps)).encode()) == Plan(tuple(steps))
 
 
 def test_the_bytes_of_both() -> None:
-    assert Inputs(((258, ONE),)).encode() == bytes.fromhex("0100 0201000000000000") + ONE
-    written = Plan((Step(5, ONE, TWO, THREE, {"b": 1, "a": 2}),)).encode()
+    assert BatchInputs(((258, ONE),)).encode() == bytes.fromhex("0100 0201000000000000") + ONE
+    written = Plan((PlanStep(5, ONE, TWO, THREE, {"b": 1, "a": 2}),)).encode()
     moved = bytes.fromhex("0200 0100 61 0200000000000000 0100 62 0100000000000000")
     assert written == bytes.fromhex("0100 0500000000000000") + ONE + TWO + THREE + moved
 
@@ -206,22 +206,22 @@ def test_the_bytes_of_both() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        Inputs(((1, ONE), (1, TWO))).encode(),
-        Inputs(((-1, ONE),)).encode(),
-        Inputs(tuple((batch, ONE) for batch in range(INPUTS_MAX + 1))).encode(),
+        BatchInputs(((1, ONE), (1, TWO))).encode(),
+        BatchInputs(((-1, ONE),)).encode(),
+        BatchInputs(tuple((batch, ONE) for batch in range(INPUTS_MAX + 1))).encode(),
     ],
 )
 def test_inputs_that_no_owner_writes(value: bytes) -> None:
     with pytest.raises(Corrupt):
-        Inputs.decode(value)
+        BatchInputs.decode(value)
 
 
 @pytest.mark.parametrize(
     "value",
     [
         Plan(()).encode(),
-        Plan((Step(1, ONE, ONE, ONE, {}), Step(1, ONE, TWO, ONE, {}))).encode(),
-        Plan((Step(1, ONE, ONE, ONE, {"": 1}),)).encode(),
+        Plan((PlanStep(1, ONE, ONE, ONE, {}), PlanStep(1, ONE, TWO, ONE, {}))).encode(),
+        Plan((PlanStep(1, ONE, ONE, ONE, {"": 1}),)).encode(),
     ],
 )
 def test_plans_that_no_owner_writes(value: bytes) -> None:

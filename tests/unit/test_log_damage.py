@@ -11,13 +11,12 @@ import pytest
 
 from detent.errors import Corrupt
 from detent.kv import loghead
-from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog
+from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, Tip, durable_through
 from detent.kv.commitrecord import PAGE, SECTOR, LogName, checksum_of, encode_record
 from detent.kv.file import FileReader, FileWriter, abandon_log
 from detent.kv.logfollower import take_over
 from detent.kv.loghead import HEAD_BYTES, LogHead, decode_log_head
 from detent.kv.oldlog import read_old_log
-from detent.kv.tip import Tip, durable_through
 from filestore import bytes_of, everything, lose_power, put
 
 NAME = LogName(0x0123456789ABCDEF, 1)

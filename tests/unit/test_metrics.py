@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import detent
 from busworld import Books, Invoiced, OrderPlaced, app
 from detent.bus import Outcome, SqlOutbox
-from detent.bus.envelope import Incoming
+from detent.bus.messages import Incoming
 from detent.cli.bus import bus as bus_commands
 from detent.cli.kinds import bus as bus_kind
 from detent.cli.kinds.bus import AppTally, BusCollector, serve_bus_metrics
@@ -233,8 +233,10 @@ def test_outboxes_and_deliveries_of_apps_are_shown(tmp_path: Path, monkeypatch: 
     assert found["detent_outbox_oldest_age_seconds", "billing"] == 0
 
 
-def test_metrics_port_is_refused_for_a_run_that_ends() -> None:
-    said = CliRunner().invoke(bus_commands, ["run", "shop.py", "--once", "--metrics-port", "9100"])
+def test_metrics_port_is_refused_for_a_run_that_ends(tmp_path: Path) -> None:
+    shop = tmp_path / "metered.py"
+    shop.write_text("from detent.bus import Bus\nbilling = Bus('billing', 'file:./bus')\n")
+    said = CliRunner().invoke(bus_commands, ["run", str(shop), "--once", "--metrics-port", "9100"])
     assert said.exit_code == 2
     assert "--metrics-port is for apps that go on running" in said.output
 

@@ -110,5 +110,5 @@ def test_the_server_does_what_the_document_says(
 def _fill(server: HttpServer) -> None:
     """What is named in the requests is there."""
     server.client.put("/v1/queues/name", json={})
-    server.client.post("/v1/queues/name/messages", json={"payload": "a"})
+    server.client.post("/v1/queues/name/messages", json={"body": "a"})
     server.client.post("/v1/journals/name/messages", json={"body": "a"})

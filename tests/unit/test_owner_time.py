@@ -9,14 +9,14 @@ from itertools import chain, pairwise, repeat
 import pytest
 
 from clockworld import DAY, HOUR, MINUTE, SECOND
-from detent.engine.ownertime import JUMP_MS, STANDING_MS, STEP_AFTER_MS, OwnerTime, Recorded, ToldTime
+from detent.engine.ownertime import JUMP_MS, STANDING_MS, STEP_AFTER_MS, OwnerTime, RecordedTime, ToldTime
 
 WALL_MS = 1_700_000_000_000
 SLOWEST, FASTEST = 11 / 12, 13 / 12
 
 
 class Clocks:
-    def __init__(self, last: Recorded | None = None) -> None:
+    def __init__(self, last: RecordedTime | None = None) -> None:
         self.wall, self.steady = WALL_MS, 99_000
         self.time = OwnerTime(lambda: self.wall, lambda: self.steady)
         if last is not None:
@@ -152,29 +152,29 @@ def test_jump_is_told_once_in_plain_words(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_start_is_not_below_what_was_recorded() -> None:
-    clocks = Clocks(Recorded(WALL_MS + HOUR, WALL_MS + HOUR, 0))
+    clocks = Clocks(RecordedTime(WALL_MS + HOUR, WALL_MS + HOUR, 0))
     assert clocks.time.now_ms() == WALL_MS + HOUR
     assert clocks.run(30 * SECOND)[-1] == WALL_MS + HOUR + 30 * SECOND
     assert clocks.time.jumps == 1
 
 
 def test_owner_that_was_ahead_counts_the_time_between() -> None:
-    clocks = Clocks(Recorded(WALL_MS + HOUR, WALL_MS - 10 * MINUTE, 0))
+    clocks = Clocks(RecordedTime(WALL_MS + HOUR, WALL_MS - 10 * MINUTE, 0))
     assert clocks.time.now_ms() == WALL_MS + HOUR + 10 * MINUTE
 
 
 def test_wall_clock_that_has_caught_up_is_taken() -> None:
-    clocks = Clocks(Recorded(WALL_MS - HOUR, WALL_MS - 56 * 365 * DAY, 0))
+    clocks = Clocks(RecordedTime(WALL_MS - HOUR, WALL_MS - 56 * 365 * DAY, 0))
     assert clocks.time.now_ms() == WALL_MS
-    assert Clocks(Recorded(WALL_MS - HOUR, WALL_MS - HOUR, 0)).time.now_ms() == WALL_MS
+    assert Clocks(RecordedTime(WALL_MS - HOUR, WALL_MS - HOUR, 0)).time.now_ms() == WALL_MS
 
 
 def test_difference_lasts_over_restarts() -> None:
     """Processes that live for a second each would otherwise never put it right."""
-    clocks = Clocks(Recorded(WALL_MS + DAY, WALL_MS + DAY, 0))
+    clocks = Clocks(RecordedTime(WALL_MS + DAY, WALL_MS + DAY, 0))
     for _ in range(20):
         clocks.run(SECOND)
-        last = Recorded.decode(clocks.time.recorded(clocks.time.now_ms()).encode())
+        last = RecordedTime.decode(clocks.time.recorded(clocks.time.now_ms()).encode())
         clocks.wall += MINUTE
         clocks.time.start(last)
     assert clocks.time.wants_step_back
@@ -190,5 +190,5 @@ def test_time_that_is_told_is_followed_as_it_is() -> None:
     assert seen == [9 * DAY, 9 * DAY, 9 * DAY, 10 * DAY]
     assert time.jumps == time.difference_ms == 0
     now[0] = WALL_MS
-    assert time.start(Recorded(WALL_MS + DAY, WALL_MS + DAY, 0)) is False
+    assert time.start(RecordedTime(WALL_MS + DAY, WALL_MS + DAY, 0)) is False
     assert time.now_ms() == WALL_MS

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from detent import patterns
-from detent.bus import reply_journals
+from detent.bus import replies
 from detent.consumer.application import Source
 from detent.consumer.sources import shard_journals
 from detent.spark.pipeline_stream import JournalEnd
 from detent.state.base import ShardName
 from detent.state.recovery_log import log_name
 
-OWN = [f"{patterns.SPARK_PARTS}0123abcd", f"{reply_journals.JOURNAL}shop", log_name(ShardName("a/words", 12))]
+OWN = [f"{patterns.SPARK_PARTS}0123abcd", f"{replies.JOURNAL}shop", log_name(ShardName("a/words", 12))]
 LISTED = [*OWN, "a/words/recovery/notes", "a/words/in", "orders", "recovery/1", "spark-partsx"]
 
 

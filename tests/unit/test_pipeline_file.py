@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from detent.cli.kinds.pipeline import load_pipeline
+from detent.cli.kinds import PIPELINE, find_all
+from detent.cli.kinds.pipeline import only_pipeline
 from detent.errors import Exists, Invalid, NotFound
 from detent.extras import install_command
+from detent.spark import Pipeline
 
 GOOD = """
 from detent.spark import Pipeline
@@ -18,6 +20,12 @@ same = pipeline
 def paid(orders):
     return orders
 """
+
+
+def load_pipeline(path: Path) -> Pipeline:
+    """The pipeline that `detent run` would run."""
+    found = find_all([str(path)], PIPELINE)[PIPELINE.noun]
+    return only_pipeline([one.what for one in found], str(path))
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -50,7 +58,7 @@ def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
     [
         ("x = 1", Invalid, "declares no pipeline"),
         (GOOD + 'other = Pipeline("other")', Invalid, "2 pipelines (shop, other)"),
-        ("x = (", Invalid, "shop.py:1: this is no Python"),
+        ("x = (", Invalid, "shop.py:1: this is not Python"),
         ("\nx = y", Invalid, "shop.py:2: NameError: name 'y' is not defined"),
         ("import pyspark.nothing", Invalid, install_command("spark")),
         ("import deltalake.nothing", Invalid, install_command("delta")),
@@ -71,5 +79,5 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="is a folder"):
         load_pipeline(tmp_path)
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe")
-    with pytest.raises(Invalid, match="this is no Python"):
+    with pytest.raises(Invalid, match="this is not Python"):
         load_pipeline(tmp_path / "binary.py")

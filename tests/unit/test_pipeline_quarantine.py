@@ -97,7 +97,7 @@ def test_messages_of_a_queue_go_back_to_it(store: Store) -> None:
     assert next(waiting(store, NAME)).is_queue
     assert redrive(store, NAME) == 2
     one, two = store.queue("mails").claim(2)
-    assert (one.payload, one.headers["h"], two.uri) == (b"0", "own", "s3://bucket/x")
+    assert (one.body, one.headers["h"], two.uri) == (b"0", "own", "s3://bucket/x")
 
 
 def test_trimmed_messages_are_gone(store: Store) -> None:

@@ -13,7 +13,7 @@ from detent.cli.kinds.pipeline import COLUMNS, notice_of, report_of
 from detent.errors import Busy, Denied, Invalid, SessionExpired
 from detent.runtime.report import Report
 from detent.spark.pipeline import Pipeline, queue
-from detent.spark.pipeline_prepare import checkpoint_folder, store_url
+from detent.spark.store_place import checkpoint_folder, store_url
 from detent.spark.stream_failure import REASON_MAX, failure_of
 from detent.spark.stream_state import RATE_S, Event, StreamState
 

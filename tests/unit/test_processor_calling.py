@@ -18,7 +18,8 @@ import pytest
 from detent.codec.block import HEADER_BYTES_MAX, HEADERS_MAX, MESSAGE_BYTES_MAX
 from detent.errors import Busy, Fenced, Invalid, OutcomeUnknown, Unavailable
 from detent.processor import Message, Out, Polled, Processor, Step, provenance_of, sink, source, stream
-from detent.processor.calling import Caller
+from detent.processor.calling import FunctionCalls as Caller
+from detent.processor.declaration import place
 from detent.processor.outcome import (
     BODIES_SHOWN_MAX,
     INPUTS_SHOWN_MAX,
@@ -26,9 +27,10 @@ from detent.processor.outcome import (
     OWED_BYTES_MAX,
     STEP_BYTES_MAX,
     TRACE_CHARACTERS_MAX,
-    Outcome,
 )
-from detent.processor.place import place
+from detent.processor.outcome import (
+    StepOutcome as Outcome,
+)
 from detent.runtime.loop import call_on, loop_in_thread
 
 if TYPE_CHECKING:
@@ -426,7 +428,7 @@ def test_a_dictionary_is_a_value_where_there_is_one_output() -> None:
         (Out(5, to="y"), {}, "there is no output 'y': this processor has x"),
         ([Out(1), 2], {}, "a list of messages has an Out for each of them"),
         ({"x": [Out(1), 2]}, {"outputs": ["x", "y"]}, "a list of messages has an Out for each of them"),
-        (Unheard(), {}, "Unheard does not become JSON, and is no bytes"),
+        (Unheard(), {}, "Unheard does not become JSON, and is not bytes"),
         (DEEP, {}, "list does not become JSON"),
         ("\ud800", {}, "str does not become JSON"),
         (Out(1, headers={"detent": "mine"}), {}, "the header 'detent' is written by processors themselves"),
@@ -465,8 +467,8 @@ def test_a_sink_that_has_not_done_anything() -> None:
     async def save(value: Any) -> None:
         raise AssertionError("nobody runs it")
 
-    assert "which nobody runs" in seen_by(lambda value: save(value), sets_of(1)).failure()
-    assert "which nobody runs" in seen_by(lambda value: (x for x in [value]), sets_of(1)).failure()
+    assert "which is not run" in seen_by(lambda value: save(value), sets_of(1)).failure()
+    assert "which is not run" in seen_by(lambda value: (x for x in [value]), sets_of(1)).failure()
 
 
 def test_a_sink_that_yields() -> None:

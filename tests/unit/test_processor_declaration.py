@@ -13,8 +13,8 @@ import pytest
 
 from detent import Invalid
 from detent.processor import Graph, Message, Processor, Step, sink, source, stream
-from detent.processor.declaration import BATCH_MAX, INPUTS_MAX, NAME_MAX, OUTPUTS_MAX, PARALLEL_MAX, RETRIES_MAX
-from detent.processor.place import Place, place
+from detent.processor.declaration import BATCH_MAX, INPUTS_MAX, NAME_MAX, OUTPUTS_MAX, PARALLEL_MAX, RETRIES_MAX, place
+from detent.processor.declaration import JournalPlace as Place
 
 
 def one(message: Any) -> Any:
@@ -285,10 +285,10 @@ def test_a_graph_without_processors() -> None:
 
 def test_inputs_that_nobody_writes() -> None:
     with pytest.raises(
-        Invalid, match="'f' reads 'order', which is no source and nobody's output: did you mean 'orders'"
+        Invalid, match="'f' reads 'order', which is neither a source nor an output: did you mean 'orders'"
     ):
         check(sink("f", one, input="order"), sources=("orders",))
-    with pytest.raises(Invalid, match=r"nobody's output: declare it: graph.source\('payments'\)"):
+    with pytest.raises(Invalid, match=r"nor an output: declare it: graph.source\('payments'\)"):
         check(sink("f", one, input="payments"), sources=("x",))
     with pytest.raises(Invalid, match=r"declare it: graph.source\('a', output='a@far'\)"):
         check(sink("f", one, input="a@far"), stores={"far": "memory:"})
@@ -318,7 +318,7 @@ def test_error_journals_are_inputs_like_others() -> None:
         check(stream("f", one, input="a", output="x"), sink("g", one, input="e"), errors="e")
     with pytest.raises(Invalid, match="'g' reads the journal 'a' that its own errors"):
         check(sink("g", one, input="a", errors="a"))
-    with pytest.raises(Invalid, match="'g' reads 'e', which is no source"):  # nobody's errors go there
+    with pytest.raises(Invalid, match="'g' reads 'e', which is neither a source"):  # nobody's errors go there
         check(
             stream("f", one, input="a", output="x", errors=False), sink("g", one, input="e", errors=False), errors="e"
         )
@@ -470,7 +470,7 @@ def test_a_function_that_does_not_say_what_it_takes() -> None:
 
 
 def test_a_picture_is_of_a_graph_that_can_run() -> None:
-    with pytest.raises(Invalid, match="nobody's output"):
+    with pytest.raises(Invalid, match="neither a source nor an output"):
         a_graph(sink("f", one, input="z")).draw()
 
 

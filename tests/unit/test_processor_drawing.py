@@ -134,5 +134,5 @@ def test_mermaid() -> None:
 def test_what_cannot_run_is_not_drawn() -> None:
     with pytest.raises(Invalid, match="has no processors"):
         Graph("empty").draw()
-    with pytest.raises(Invalid, match="reads 'ordres', which is no source"):
+    with pytest.raises(Invalid, match="reads 'ordres', which is neither a source"):
         Graph("slip", processors=[source("orders"), sink("s", one, input="ordres")]).draw("mermaid")

@@ -22,7 +22,7 @@ import detent
 from detent import Conflict, NotFound, Store
 from detent.engine import Operation
 from detent.journal import operations as journal_ops
-from detent.processor import Graph, LiveGraph, Step, inputs, provenance_of, renaming, resetting
+from detent.processor import Graph, LiveGraph, Step, inputs, moving, provenance_of
 from detent.processor import task as life
 from detent.processor.outcome import STEP_BYTES_MAX
 from detent.processor.runner import new_series
@@ -308,13 +308,13 @@ def test_c10_keys_run_side_by_side_and_each_in_order(store: Store) -> None:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Processors that wait look again soon; one entry for each time."""
     made: list[float] = []
-    wait = inputs.Inputs.wait
+    wait = inputs.ProcessorInputs.wait
 
-    def counted(self: inputs.Inputs, stopping: Callable[[], bool], seconds: float = 0.01) -> None:
+    def counted(self: inputs.ProcessorInputs, stopping: Callable[[], bool], seconds: float = 0.01) -> None:
         made.append(seconds)
         wait(self, stopping, seconds)
 
-    monkeypatch.setattr(inputs.Inputs, "wait", counted)
+    monkeypatch.setattr(inputs.ProcessorInputs, "wait", counted)
     return made
 
 
@@ -524,7 +524,7 @@ def test_a_processor_is_reset_in_a_graph_of_several_stores(simulate: Make) -> No
 def test_a_processor_that_fails_is_reset(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It starts over again and again, and takes the fence while it is being reset: that gets through all the same."""
     monkeypatch.setattr(life, "RETRY", Backoff(0.001, 30.0))
-    rebased = resetting._rebased
+    rebased = moving._rebased
     fences: list[int] = []
 
     def fence() -> int:
@@ -536,7 +536,7 @@ def test_a_processor_that_fails_is_reset(store: Store, monkeypatch: pytest.Monke
             eventually(lambda: fence() > fences[-1], what="another start")
         return rebased(*arguments)
 
-    monkeypatch.setattr(resetting, "_rebased", slowly)
+    monkeypatch.setattr(moving, "_rebased", slowly)
     with _doubling(lambda number: 2 // number).open(store) as live:
         live.send(0)
         live.send(1)
@@ -606,7 +606,7 @@ def test_a_processor_is_renamed_and_dies_at_every_commit(
     renamed = {"name": "sieve", "formerly": "sort"}
     with monkeypatch.context() as patch, suppress(Died):
         patch.setattr(Store, "commit", dying_after(at))
-        renaming.take_over(_live(world, **renamed).opened, _live(world, **renamed).graph.processors)
+        moving.take_over(_live(world, **renamed).opened, _live(world, **renamed).graph.processors)
     with _running(_live(world, **renamed)) as live:
         live.settle()
     at_b = "@b" if far else ""

@@ -12,9 +12,9 @@ import pytest
 import detent
 from detent import NotFound, Store
 from detent.processor import stream
-from detent.processor.declaration import Mode
-from detent.processor.inputs import Inputs, Taken
-from detent.processor.place import place
+from detent.processor.declaration import Mode, place
+from detent.processor.inputs import ProcessorInputs as Inputs
+from detent.processor.inputs import Taken
 from detent.processor.records import JournalId, Snapshot
 from detent.processor.runner import Runner, journal_ids
 from detent.stream import following

@@ -13,10 +13,10 @@ import pytest
 
 import detent
 from detent import Conflict, Invalid, Store, Unavailable, crash
-from detent.processor import FileSink, Graph, Message, Out, Step, resetting, sink, source, stream
+from detent.processor import FileSink, Graph, Message, Out, Step, moving, sink, source, stream
 from detent.processor.runner import Runner, consumer_name
 from detent.shard import operations as ops
-from detent.stream.members import has_died, new_member
+from detent.stream.membership import has_died, new_member
 from processes import eventually
 from smallgraphs import graph_of, ran, values
 
@@ -209,7 +209,7 @@ def test_many_large_keys_are_several_steps(store: Store) -> None:
 @pytest.mark.parametrize("values", ["abc", b"abc", {"a": 1}])
 def test_what_a_source_answers_is_a_list(values: Any) -> None:
     from detent.processor import Polled
-    from detent.processor.calling import Caller
+    from detent.processor.calling import FunctionCalls as Caller
 
     caller = Caller("g", source("s", lambda cursor: Polled(values, 1)), None, None)
     with pytest.raises(Invalid, match="Polled takes a list of values"):
@@ -233,17 +233,17 @@ def test_latest_is_where_it_is_when_nobody_goes_on(store: Store, monkeypatch: py
         live.start()
         live.send(0)
         live.settle()
-        look = resetting._offsets
+        look = moving._offsets
 
         def looks(*arguments: Any) -> Any:
             """The processor goes on between what is asked and what is done."""
             found = look(*arguments)
-            monkeypatch.setattr(resetting, "_offsets", look)
+            monkeypatch.setattr(moving, "_offsets", look)
             live.send(1)
             live.settle()
             return found
 
-        monkeypatch.setattr(resetting, "_offsets", looks)
+        monkeypatch.setattr(moving, "_offsets", looks)
         assert live.reset("f", "latest") == {"a": 2}
         live.settle()
     assert values(store, "x") == [0, 1]
@@ -253,7 +253,7 @@ def test_who_is_started_while_it_is_forgotten_waits(store: Store, monkeypatch: p
     graph = graph_of(source("a"), stream("f", lambda value: value, input="a", output="x"))
     store.journal("a").append(b"1")
     ran(graph, store)
-    settle = resetting._settle
+    settle = moving._settle
     refused: list[bool] = []
 
     def settles(*arguments: Any) -> None:
@@ -262,7 +262,7 @@ def test_who_is_started_while_it_is_forgotten_waits(store: Store, monkeypatch: p
         refused.append(True)
         settle(*arguments)
 
-    monkeypatch.setattr(resetting, "_settle", settles)
+    monkeypatch.setattr(moving, "_settle", settles)
     with graph.open(store) as live:
         live.forget("f")
         assert refused == [True]

@@ -23,13 +23,13 @@ from detent.processor import (
     Polled,
     Tailer,
     any_of,
-    renaming,
+    moving,
     sink,
     source,
     stream,
 )
 from detent.processor.runner import consumer_name
-from detent.stream import members
+from detent.stream import membership as members
 from processes import eventually
 from remoteserver import serving
 from smallgraphs import graph_of, ran, values
@@ -303,7 +303,7 @@ def test_a_renaming_that_broke_off_and_was_taken_back(store: Store, monkeypatch:
         store.journal("a").append_many([b"1", b"2"])
         ran(graph("old"), store)
         with monkeypatch.context() as patch, pytest.raises(Unavailable):
-            patch.setattr(renaming, "_forget_marks", breaks)
+            patch.setattr(moving, "_forget_marks", breaks)
             ran(graph("new", "old"), store)
         store.journal("a").append(b"3")
         with pytest.raises(Conflict, match="'old' is new, and reads what 'new' has read"):
@@ -439,7 +439,7 @@ def test_a_processor_rests_when_the_store_says_so(store: Store) -> None:
         consumer.pause()
         eventually(lambda: live._lives["f"].status == "paused")
         live.send(2)
-        with pytest.raises(Unavailable, match="f is paused: detent consumer resume graph/g/f"):
+        with pytest.raises(Unavailable, match="f is paused: detent resume graph/g/f"):
             live.settle()
         assert seen == [1]
         consumer.resume()

@@ -26,9 +26,9 @@ from detent.processor import (
     stream,
     tracing,
 )
-from detent.processor.declaration import INPUTS_MAX, NAME_MAX
-from detent.processor.outcome import Writer
-from detent.processor.place import Place, place
+from detent.processor.declaration import INPUTS_MAX, NAME_MAX, place
+from detent.processor.declaration import JournalPlace as Place
+from detent.processor.outcome import AnswerWriter as Writer
 from detent.processor.provenance import HEADER, INPUTS_SHOWN_MAX, born_ms, named_inputs
 
 SERIES = "0123456789abcdef" * 2

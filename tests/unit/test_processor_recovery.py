@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent import Conflict, Corrupt, DetentError, LimitExceeded
-from detent.processor.records import Attempt, Mark, Owed, Record, Shape, Snapshot, Totals
-from detent.processor.recovery import Fresh, Recovery, advanced, confirmed, recover, settled
+from detent.processor.records import Mark, Owed, Shape, Snapshot, Totals, advanced, confirmed, settled
+from detent.processor.records import ProcessorRecord as Record
+from detent.processor.records import StepAttempt as Attempt
+from detent.processor.recovery import Fresh, Recovery, recover
 from detent.shard.operations import CHECKPOINT_BYTES_MAX
 
 IDENTITY, SERIES, OTHER = "1" * 32, "2" * 32, "f" * 32

@@ -99,7 +99,7 @@ def test_large_calls_are_divided() -> None:
         (NewMessage("1", b""), Invalid, "without a body"),
         (NewMessage("1", b"x", {"": "x"}), Invalid, "not empty"),
         (NewMessage("1", b"x", {"google-id": "x"}), Invalid, "does not begin with 'goog'"),
-        (NewMessage("1", b"x", {"a": "\ud800"}), Invalid, "no text that can be encoded"),
+        (NewMessage("1", b"x", {"a": "\ud800"}), Invalid, "cannot be encoded"),
         (NewMessage("1", b"x", {"a": "ü" * 600}), LimitExceeded, "'a' has 1200 bytes"),
         (NewMessage("1", b"x", {"a" * 300: "x"}), LimitExceeded, "256 of a name"),
         (NewMessage("1", b"x", {str(at): "x" for at in range(101)}), LimitExceeded, "100 headers, not 101"),
@@ -119,7 +119,7 @@ def test_a_message_that_pubsub_cannot_take_holds_up_no_other(
 
 @pytest.mark.parametrize("name", ["ab", "1abc", "a/b", "goog-orders", "x" * 256, "a b c"])
 def test_a_wrong_name_is_refused(name: str) -> None:
-    with pytest.raises(Invalid, match="no name in Pub/Sub"):
+    with pytest.raises(Invalid, match="not a name in Pub/Sub"):
         PubSubQueue(name, project="shop")
 
 

@@ -9,7 +9,7 @@ import pytest
 from detent.codec import queue as records
 from detent.errors import Conflict, Invalid, LimitExceeded, NotFound, StaleReceipt
 from detent.journal import operations as journal_ops
-from detent.queue import looking
+from detent.queue import listing
 from detent.queue import operations as ops
 from queueworld import Queues, used
 
@@ -94,26 +94,26 @@ def test_a_dead_letter_has_the_priority_that_its_new_queue_gives_it(world: Queue
     assert world.claim(queue="dead").priorities == bytes([200])
 
 
-def test_a_dead_letter_keeps_number_payload_and_deadline_and_nothing_is_copied(world: Queues) -> None:
+def test_a_dead_letter_keeps_number_body_and_deadline_and_nothing_is_copied(world: Queues) -> None:
     first, second = world.publish(2, retention_s=10)
     give_up(world, 2)
-    assert world.payloads() == {first: b"payload 0", second: b"payload 1"}
+    assert world.stored_bodies() == {first: b"body 0", second: b"body 1"}
     assert world.queues.holdings.count(first) == 1
     world.later(10_001)
     assert world.claim(queue="dead").messages == []
     assert world.about("dead").expired == 2
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
 
 
 def test_the_attempts_of_a_dead_letter_are_forgotten_where_it_was(world: Queues) -> None:
     world.commit(ops.ConfigureQueue("q", ops.Settings(max_attempts=2)))
     message = world.publish()[0]
     give_up(world)
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     assert len(world.records(records.ATTEMPTS)) == 1
     give_up(world)
     world.survives()
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     assert world.records(records.ATTEMPTS) == []
     assert world.state(message) is None
     found = world.state(message, "dead")
@@ -144,7 +144,7 @@ def test_dead_letter_tells_its_reason_its_attempts_and_its_queue(world: Queues) 
     assert move.history[0][0] < first.lease_ms <= move.history[0][2] <= move.history[1][0]
     world.survives()
     assert origin(world, message) == [move]
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.survives()
     assert origin(world, message) == [move]
     assert world.about().dead_lettered == 1
@@ -207,7 +207,7 @@ def test_origin_goes_with_its_message(world: Queues, how: str) -> None:
     else:
         world.commit(ops.DeleteQueue("dead"))
     world.survives()
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.ticks()
     assert world.records(records.ORIGIN) == []
     world.survives()
@@ -266,13 +266,13 @@ def test_a_dead_letter_queue_keeps_what_comes_for_its_own_time(world: Queues) ->
     world.survives()
     world.later(600_000)
     world.ticks()
-    assert world.payloads() == {message: b"payload 0"}
+    assert world.stored_bodies() == {message: b"body 0"}
     world.survives()
     assert world.about("dead").available == 1
     world.later(1)
     assert world.claim(queue="dead").messages == []
     assert world.about("dead").expired == 1
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
 
 
 @pytest.mark.parametrize("retention_s", [3_600, 0])
@@ -294,9 +294,9 @@ def test_one_whose_retention_ended_in_flight_is_kept_where_dead_letters_are(worl
     results = world.commit(used(ops.Fail, claimed), ops.Claim("dead"))
     assert results[1].messages == [message]
     world.survives()
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.survives()
-    assert world.payloads() == {message: b"payload 0"}
+    assert world.stored_bodies() == {message: b"body 0"}
 
 
 def test_a_dead_letter_that_is_tried_again_keeps_its_time(world: Queues) -> None:
@@ -322,7 +322,7 @@ def test_another_time_is_for_what_comes_from_then_on(world: Queues) -> None:
     world.survives()
     world.later(60_001)
     assert world.claim(9, "dead").messages == [first]
-    assert second not in world.payloads()
+    assert second not in world.stored_bodies()
 
 
 def test_the_time_of_dead_letters_in_a_transaction_that_is_refused(world: Queues) -> None:
@@ -344,11 +344,11 @@ def test_a_dead_letter_that_a_queue_has_yet_to_read_of_is_not_read_after_its_own
     world.later(61_000)
     world.commit(used(ops.Ack, world.claim(queue="dead")))
     world.survives()
-    assert world.payloads() == {message: b"payload 0"}
+    assert world.stored_bodies() == {message: b"body 0"}
     world.commit(ops.ConfigureQueue("late", ops.Settings(paused=False)))
     world.ticks()
     assert counts(world, "late") == (0, 0, 0, 0)
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
 
 
 def test_a_dead_letter_keeps_its_key_no_longer_than_any_other(world: Queues) -> None:
@@ -446,7 +446,7 @@ def test_what_is_in_flight_in_a_deleted_queue_does_not_go_to_its_dead_letters(wo
     world.later(200)
     assert counts(world, "dead") == (0, 0, 0, 0)
     world.ticks()
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
 
 
 def test_some_go_and_some_stay_in_one_step(world: Queues) -> None:
@@ -529,7 +529,7 @@ def test_a_crash_at_any_step_finds_dead_letters_in_one_place(world: Queues) -> N
         world.survives()
         world.commit(used(ops.Ack, world.claim(queue="dead")))
         world.survives()
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.survives()
     assert counts(world, "dead") == (3, 0, 6, 0)
 
@@ -555,7 +555,7 @@ def test_a_list_of_failed_messages_ends_early_after_long_reasons(
     messages = world.publish(5)
     give_up(world, 5, reason="r" * 1_000)
     give_up(world, 5, "dead", reason="s" * 1_000)
-    monkeypatch.setattr(looking, "FAILED_TEXT_MAX", 6_000)
+    monkeypatch.setattr(listing, "FAILED_TEXT_MAX", 6_000)
     found: list[int] = []
     after, more, pages = -1, True, 0
     while more:

@@ -10,7 +10,7 @@ from detent.codec import queue as records
 from detent.codec.queue import Config
 from detent.errors import Conflict, Invalid
 from detent.journal import operations as journal_ops
-from detent.queue import groups as groups_module
+from detent.queue import grouped as groups_module
 from detent.queue import operations as ops
 from detent.queue.grouped import GroupedState
 from detent.queue.state import QueueState
@@ -214,7 +214,7 @@ def test_blocked_messages_expire_and_are_purged_like_others(world: Grouped) -> N
     assert (claimed.messages, world.about().purged, world.counts()) == ([first], 1, (0, 0, 0, 1))
     world.commit(used(ops.Ack, claimed))
     assert world.q.lines == {}
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
     assert last > first
 
 
@@ -408,7 +408,7 @@ def test_a_crash_at_any_step_finds_groups_as_they_were(world: Grouped) -> None:
         world.later(60)
         world.survives()
         if step:
-            world.commit(ops.Checkpoint())
+            world.commit(ops.WriteCheckpoint())
             world.survives()
 
 
@@ -416,7 +416,7 @@ def test_groups_are_in_the_bucket_and_nowhere_else(world: Grouped) -> None:
     world.create("plain", filter="true")
     messages = world.grouped("a", None, "b", "a")
     world.claim()
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     found = {}
     with world.writer.view() as view:
         for name in ("q", "plain"):
@@ -435,7 +435,7 @@ def test_a_deleted_queue_with_groups_leaves_nothing(world: Grouped) -> None:
     world.commit(ops.DeleteQueue("q"))
     world.reopen()
     world.ticks()
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
     assert world.records(records.ACTIVE) == []
 
 

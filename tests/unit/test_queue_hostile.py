@@ -142,9 +142,9 @@ def more_bytes_than_a_publish_holds(victim: Victim) -> None:
 
 
 API: dict[str, tuple[Call, type[DetentError] | tuple[type[DetentError], ...]]] = {
-    "a payload that is text": (publish("text"), Invalid),
-    "a payload that is nothing": (publish(None), Invalid),
-    "a payload over the limit": (publish(bytes(ops.PAYLOAD_BYTES_MAX + 1)), LimitExceeded),
+    "a body that is text": (publish("text"), Invalid),
+    "a body that is nothing": (publish(None), Invalid),
+    "a body over the limit": (publish(bytes(ops.BODY_BYTES_MAX + 1)), LimitExceeded),
     "many with one that is text": (lambda v: v.queue.publish_many([b"x", "y"]), Invalid),
     "a queue that does not exist": (lambda v: v.store.queue("nowhere").publish(b"x"), NotFound),
     "another queue in the headers": (publish(b"x", headers={"queue": "other"}), Invalid),
@@ -166,7 +166,7 @@ API: dict[str, tuple[Call, type[DetentError] | tuple[type[DetentError], ...]]] =
     "a URI with a line end": (publish(b"", uri="s3://a\nb"), Invalid),
     "a URI with a NUL": (publish(b"", uri="s3://a\0b"), Invalid),
     "a URI that is too long": (publish(b"", uri="s3:" + "x" * 9000), LimitExceeded),
-    "a payload and a URI": (publish(b"x", uri="s3://b/k"), Invalid),
+    "a body and a URI": (publish(b"x", uri="s3://b/k"), Invalid),
     "a dedup key of no bytes": (publish(b"x", dedup_key=""), Invalid),
     "a dedup key that is too long": (publish(b"x", dedup_key="x" * 256), LimitExceeded),
     "a dedup key that is a number": (publish(b"x", dedup_key=7), Invalid),
@@ -368,11 +368,11 @@ WIRE: dict[str, tuple[Operation, type[DetentError]]] = {
     "delete nothing": (plain("DeleteQueue", "nothing"), NotFound),
     "a window below nothing": (plain("SetDedupWindow", -1), Invalid),
     "a window that is too long": (plain("SetDedupWindow", 366 * DAY_MS), LimitExceeded),
-    "publish without payloads": (plain("Publish"), Invalid),
+    "publish without bodies": (plain("Publish"), Invalid),
     "publish nothing": (plain("Publish", []), Invalid),
     "publish a number": (plain("Publish", [7]), Invalid),
     "publish text": (plain("Publish", ["text"]), Invalid),
-    "publish a payload without its list": (plain("Publish", b"x"), Invalid),
+    "publish a body without its list": (plain("Publish", b"x"), Invalid),
     "publish with headers for others": (plain("Publish", [b"x"], [{}, {}]), Invalid),
     "publish with headers for none": (plain("Publish", [b"x"], []), Invalid),
     "publish with a header that is a number": (plain("Publish", [b"x"], [{"a": 7}]), Invalid),
@@ -396,7 +396,7 @@ WIRE: dict[str, tuple[Operation, type[DetentError]]] = {
     "publish with a long key": (plain("Publish", [b"x"], TO_Q, False, None, None, 0, 60, ["k" * 256]), LimitExceeded),
     "publish with a field too many": (plain("Publish", [b"x"], TO_Q, False, None, None, 0, 60, None, 1), Invalid),
     "publish one hundred thousand": (plain("Publish", [b""] * 100_000, TO_Q), LimitExceeded),
-    "publish what is too large": (plain("Publish", [bytes(ops.PAYLOAD_BYTES_MAX + 1)], TO_Q), LimitExceeded),
+    "publish what is too large": (plain("Publish", [bytes(ops.BODY_BYTES_MAX + 1)], TO_Q), LimitExceeded),
     "claim from nowhere": (plain("Claim", "nowhere"), NotFound),
     "claim from a number": (plain("Claim", 7), Invalid),
     "claim none": (plain("Claim", "q", 0), Invalid),
@@ -489,7 +489,7 @@ def test_after_all_of_it_the_store_opens_as_it_was(victim: Victim, tmp_path: Pat
         assert store.queues() == victim.before[0]
         assert list(store.queue("q").failed()) == victim.before[3]
         store.queue("q").ack([victim.held.receipt])
-        assert [message.payload for message in store.queue("q").claim(10)] == [b"free"]
+        assert [message.body for message in store.queue("q").claim(10)] == [b"free"]
 
 
 def test_alone_in_their_transactions(victim: Victim) -> None:
@@ -546,7 +546,7 @@ def test_at_the_limits(tmp_path: Path) -> None:
         assert (place.history[0].reason, place.history[0].consumer) == ("ü" * 2048, "𝄞" * 63)
         assert len(queue.publish_many([b""] * ops.PUBLISH_MESSAGES_MAX)) == ops.PUBLISH_MESSAGES_MAX
         assert len(queue.claim(ops.CLAIM_MAX)) == ops.CLAIM_MAX
-        assert queue.publish(bytes(ops.PAYLOAD_BYTES_MAX)).duplicate_of is None
+        assert queue.publish(bytes(ops.BODY_BYTES_MAX)).duplicate_of is None
 
 
 def test_a_redrive_of_more_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_whole_buckets_that_are_gone_are_passed_over() -> None:
     claimed = world.claim(4_500)
     kept = set(range(2_000, 3_000))  # of five buckets the third, and half of the last one, are left
     world.commit(used(ops.Ack, claimed, *(index for index in range(4_500) if index not in kept)))
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     places = [entry.place for entry in listed(world, 400)]
     assert places == [*range(2_000, 3_000), *range(4_500, 5_000)]
 
@@ -119,7 +119,7 @@ def test_done_messages_are_listed_once_whether_written_or_not(monkeypatch: pytes
         messages = world.publish(5)
         world.commit(used(ops.Ack, world.claim(5)))
         expected += [(message, world.now_ms, 1) for message in messages]
-        world.commit(ops.Checkpoint())
+        world.commit(ops.WriteCheckpoint())
         world.later(10)
     lately = world.publish(4)
     world.commit(used(ops.Ack, world.claim(4)))
@@ -130,7 +130,7 @@ def test_done_messages_are_listed_once_whether_written_or_not(monkeypatch: pytes
         world.later(1)
         world.publish(2)
         world.commit(used(ops.Ack, world.claim(2)))
-        world.commit(ops.Checkpoint())
+        world.commit(ops.WriteCheckpoint())
 
     page = world.commit(ListDone("q"))[0]
     assert (page.queue, page.more) == (number, True)
@@ -146,7 +146,7 @@ def test_attempts_of_failed_messages_and_of_others() -> None:
     for reason in ("first", "second", "third"):
         world.commit(used(ops.Fail, world.claim(6), reason=reason, delay_ms=0))
         if reason == "first":
-            world.commit(ops.Checkpoint())
+            world.commit(ops.WriteCheckpoint())
         if reason == "second":
             world.commit(used(ops.Ack, world.claim(1)))  # forgets what came to nothing before
     expected = {message: ["first", "second", "third"] for message in messages[1:]}
@@ -155,7 +155,7 @@ def test_attempts_of_failed_messages_and_of_others() -> None:
     world.commit(used(ops.Fail, world.claim(), reason="again"))
     expected[messages[3]] = ["again"]
     assert tried(world) == tried(world, 2) == expected
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.reopen()
     assert tried(world, 2) == expected
 

@@ -14,7 +14,7 @@ from detent.engine import Done
 from detent.errors import Conflict, Corrupt, Exists, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.journal import operations as journal_ops
 from detent.kv import Batch
-from detent.queue import checkpoint, holdings, housekeeping, looking, memory, publishing
+from detent.queue import checkpoint, holdings, housekeeping, listing, memory, publishing
 from detent.queue import operations as ops
 from detent.queue.bucket import Bucket
 from detent.verify import verify
@@ -379,7 +379,7 @@ def test_a_failed_message_tells_who_tried_when_and_why(world: Queues) -> None:
             (start, "one", start + 5_000, "the lease expired"),
             (start + 6_000, "two", start + 6_000, "no stock"),
         ]
-        world.commit(ops.Checkpoint())
+        world.commit(ops.WriteCheckpoint())
         world.reopen()
     assert world.about().failures == 1
 
@@ -404,7 +404,7 @@ def test_without_a_limit_a_message_is_tried_on_when_its_attempts_are_not_counted
     world.publish(count, headers=[{"queue": "q", "group": "g"}])
     attempts = world.queues.by_number[1].buckets[0].attempts
     attempts[0] = ops.ATTEMPTS_MAX - 2  # as so many claims would leave it
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     for expected in (ops.ATTEMPTS_MAX - 1, ops.ATTEMPTS_MAX, ops.ATTEMPTS_MAX, ops.ATTEMPTS_MAX):
         before = world.memory()
         with pytest.raises(Conflict):
@@ -425,7 +425,7 @@ def test_the_first_attempt_is_remembered_however_many_come_after_it(world: Queue
     message = world.publish()[0]
     start_ms = world.now_ms
     for _ in range(records.ATTEMPTS_KEPT + 20):
-        world.commit(used(ops.Fail, world.claim(consumer="c")), ops.Checkpoint())
+        world.commit(used(ops.Fail, world.claim(consumer="c")), ops.WriteCheckpoint())
         world.later(1_000)
     world.reopen()
     found = world.state(message)
@@ -440,14 +440,14 @@ def test_a_queue_that_discards_keeps_nothing_of_what_failed(world: Queues) -> No
     world.commit(used(ops.Fail, world.claim(), final=True))
     assert (world.about().failed, world.about().failures) == (0, 1)
     assert world.state(message) is None
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
 
 
 def test_what_the_clock_did_is_committed_by_the_next_housekeeping(world: Queues) -> None:
     world.create(max_attempts=1)
     message = world.publish()[0]
     world.claim(lease_ms=1_000)
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.later(1_000)
     assert world.claim().messages == []  # the claim finds nothing, and is not committed
     assert world.queues.steps
@@ -542,7 +542,7 @@ def test_a_message_leaves_when_its_age_exceeds_its_retention_unless_it_is_in_fli
     world.commit(used(ops.Fail, claimed, 1, delay_ms=0))
     assert world.claim().messages == []
     assert (world.about().in_flight, world.about().expired) == (0, 3)
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
 
 
 @pytest.mark.parametrize("most", [1, 5])
@@ -559,13 +559,13 @@ def test_an_unmatched_message_is_kept_until_its_retention_ends(world: Queues) ->
     world.create()
     message = world.publish(queue="nobody", retention_s=10)[0]
     assert world.commit(ops.DescribeQueues())[0].unmatched == 1
-    assert set(world.payloads()) == {message}
+    assert set(world.stored_bodies()) == {message}
     assert world.commit(ops.FindMessage(message))[0] == ops.MessageFound(message, [])
     world.later(10_000)
     assert world.commit(ops.DescribeQueues())[0].unmatched == 1
     world.later(1)
     assert world.commit(ops.DescribeQueues())[0].unmatched == 0
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
 
 
 def test_what_a_paused_queue_has_yet_to_read_of_goes_when_its_retention_ends(world: Queues) -> None:
@@ -573,12 +573,12 @@ def test_what_a_paused_queue_has_yet_to_read_of_goes_when_its_retention_ends(wor
     world.create("paused", filter="true", paused=True)
     done, lasting = world.publish(retention_s=10)[0], world.publish(retention_s=100)[0]
     world.commit(used(ops.Ack, world.claim(2)))
-    assert set(world.payloads()) == {done, lasting}
+    assert set(world.stored_bodies()) == {done, lasting}
     late = world.publish(retention_s=5)[0]
     claimed = world.claim()
     world.later(10_001)
     world.commit(used(ops.Ack, claimed))
-    assert set(world.payloads()) == {lasting}, f"{late} was acknowledged after its retention"
+    assert set(world.stored_bodies()) == {lasting}, f"{late} was acknowledged after its retention"
     assert world.ticks() < 5
     world.commit(ops.ConfigureQueue("paused", ops.Settings(paused=False)))
     world.ticks()
@@ -608,7 +608,7 @@ def test_done_messages_are_forgotten_in_steps(tiny: Queues) -> None:
     tiny.publish(5)
     for _ in range(5):
         tiny.commit(used(ops.Ack, tiny.claim()))
-        tiny.commit(ops.Checkpoint())
+        tiny.commit(ops.WriteCheckpoint())
     assert (tiny.about().done_kept, done_records(tiny)) == (5, 5)
     assert tiny.state(4).state == "done"
     tiny.later(10_001)
@@ -622,7 +622,7 @@ def test_a_shorter_retention_of_done_messages_holds_at_once(world: Queues, reten
     world.create()
     world.publish()
     world.commit(used(ops.Ack, world.claim()))
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.ticks()
     world.commit(ops.ConfigureQueue("q", ops.Settings(done_retention_s=retention_s)))
     world.ticks()
@@ -637,7 +637,7 @@ def test_done_messages_are_kept_for_ever_or_not_at_all(world: Queues, retention_
     world.create(done_retention_s=retention_s)
     message = world.publish()[0]
     world.commit(used(ops.Ack, world.claim()))
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.later(1_000 * DAY_MS)
     world.ticks()
     assert (world.about().done_kept, done_records(world)) == (kept, kept)
@@ -675,7 +675,7 @@ def test_a_message_is_looked_for_only_where_it_can_be(world: Queues, searches: l
         assert searches == [0]
         assert world.state(5_000, "large") is not None
         assert searches == [0, 4]
-        world.commit(ops.Checkpoint())
+        world.commit(ops.WriteCheckpoint())
         world.reopen()
         searches.clear()
 
@@ -696,7 +696,7 @@ def test_messages_that_do_not_stand_in_order_are_found(tiny: Queues) -> None:
         done = [message for message, state in seen.items() if state is not None and state.state == "done"]
         assert done == messages[3:7]
         assert all(state is not None for state in seen.values())
-        tiny.commit(ops.Checkpoint())
+        tiny.commit(ops.WriteCheckpoint())
         tiny.reopen()
 
 
@@ -727,11 +727,11 @@ def test_a_message_is_looked_for_in_the_queues_that_are_named(world: Queues, sea
 
 
 def test_a_search_for_a_done_message_ends_after_the_newest_ones(world: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "DONE_MESSAGES_SEARCHED", 2)
+    monkeypatch.setattr(listing, "DONE_MESSAGES_SEARCHED", 2)
     world.create()
     old, new = world.publish(1)[0], world.publish(2)[-1]
     for count in (1, 2):
-        world.commit(used(ops.Ack, world.claim(count)), ops.Checkpoint())
+        world.commit(used(ops.Ack, world.claim(count)), ops.WriteCheckpoint())
     assert world.state(new) is not None
     assert world.state(old) is None
 
@@ -751,7 +751,7 @@ def test_a_key_is_answered_with_its_first_message(world: Queues) -> None:
     first = keyed(world, "a", None, "a", "b", retention_s=1)
     assert (first.count, first.duplicates) == (3, [(2, first.first)])
     world.commit(used(ops.Ack, world.claim(3)))
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
     world.reopen()
     again = keyed(world, "b", "a", "c")
     assert (again.count, again.duplicates) == (1, [(0, first.first + 2), (1, first.first)])
@@ -837,28 +837,28 @@ def test_keys_are_forgotten_in_steps(tiny: Queues) -> None:
     assert tiny.records(records.DEDUP) == tiny.records(records.DEDUP_EXPIRY) == []
 
 
-# -- payloads and the metadata log ------------------------------------------------------------------------------
+# -- bodies and the metadata log ------------------------------------------------------------------------------
 
 
 def test_a_record_that_several_messages_share_is_written_anew_without_those_that_are_done(world: Queues) -> None:
     world.create()
     messages = world.publish(4)
     world.commit(used(ops.Ack, world.claim(4), 1, 3))
-    assert world.payloads() == {messages[0]: b"payload 0", messages[2]: b"payload 2"}
+    assert world.stored_bodies() == {messages[0]: b"body 0", messages[2]: b"body 2"}
     assert len(world.records(published.PAYLOAD)) == 1
 
 
-def test_a_payload_stays_until_the_last_queue_is_done_with_it(world: Queues) -> None:
+def test_a_body_stays_until_the_last_queue_is_done_with_it(world: Queues) -> None:
     world.create()
     world.create("all", filter="true")
     messages = world.publish(2)
     world.commit(used(ops.Ack, world.claim(2)))
-    assert list(world.payloads()) == messages
+    assert list(world.stored_bodies()) == messages
     claimed = world.claim(2, "all")
     world.commit(used(ops.Ack, claimed, 0))
-    assert list(world.payloads()) == messages[1:]
+    assert list(world.stored_bodies()) == messages[1:]
     world.commit(used(ops.Ack, claimed, 1))
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
 
 
 def test_a_publish_of_many_messages_is_spread_over_records(world: Queues, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -930,7 +930,7 @@ def test_a_new_queue_gets_what_is_stored_and_matches(tiny: Queues) -> None:
     tiny.ticks()
     assert tiny.claim(9, "new").messages == [held, *unmatched]
     assert tiny.commit(ops.DescribeQueues())[0].unmatched == 0
-    assert done not in tiny.payloads()
+    assert done not in tiny.stored_bodies()
 
 
 def test_a_new_filter_holds_from_the_queues_position_onward(tiny: Queues) -> None:
@@ -951,13 +951,13 @@ def test_a_message_done_elsewhere_waits_for_every_queue_that_is_behind(tiny: Que
     messages = tiny.publish(3)
     tiny.commit(used(ops.Ack, tiny.claim(3)))
     for name in ("one", "two"):
-        assert list(tiny.payloads()) == messages
+        assert list(tiny.stored_bodies()) == messages
         tiny.commit(ops.ConfigureQueue(name, ops.Settings(paused=False)))
         tiny.ticks()
         claimed = tiny.claim(3, name)
         assert claimed.messages == messages
         tiny.commit(used(ops.Ack, claimed))
-    assert tiny.payloads() == {}
+    assert tiny.stored_bodies() == {}
     tiny.memory()
 
 
@@ -1039,7 +1039,7 @@ def test_a_purge_leaves_what_is_in_flight(tiny: Queues) -> None:
     about = tiny.about()
     assert (count, about.purged, about.failed, about.in_flight) == (20, 20, 0, 1)
     assert about.available > 0, "what came meanwhile stays"
-    assert set(held) <= set(tiny.payloads())
+    assert set(held) <= set(tiny.stored_bodies())
     tiny.commit(used(ops.Ack, claimed))
 
 
@@ -1073,7 +1073,7 @@ def test_a_deleted_queue_goes_in_steps_and_leaves_nothing(tiny: Queues) -> None:
     tiny.commit(used(ops.Ack, claimed, 0, 1))
     tiny.commit(used(ops.Fail, claimed, 2, 3, final=True))
     tiny.commit(used(ops.Fail, claimed, 4, delay_ms=1))
-    tiny.commit(ops.Checkpoint())
+    tiny.commit(ops.WriteCheckpoint())
     tiny.commit(ops.DeleteQueue("q"))
     tiny.engine.tick()
     tiny.reopen()
@@ -1081,7 +1081,7 @@ def test_a_deleted_queue_goes_in_steps_and_leaves_nothing(tiny: Queues) -> None:
     assert tiny.ticks() > 3
     with tiny.writer.view() as view:
         assert queuemodel.records_of(view, number) == []
-    assert tiny.payloads() == {}
+    assert tiny.stored_bodies() == {}
     assert tiny.publish(1) == tiny.claim(5).messages
     tiny.memory()
 
@@ -1287,7 +1287,7 @@ def test_what_was_in_flight_in_a_deleted_queue_ends_its_retention_whoever_owns_t
     tiny.reopen()
     assert tiny.memory() == before
     tiny.ticks()
-    assert tiny.payloads() == {}
+    assert tiny.stored_bodies() == {}
 
 
 # -- the newest segment of the log --------------------------------------------------------------------------------
@@ -1312,7 +1312,7 @@ def test_expired_headers_go_in_a_store_in_which_nothing_more_is_published(world:
     assert len(entries(world)) == 1, "their age equals their retention"
     world.later(1)
     world.ticks()
-    assert (world.payloads(), entries(world)) == ({}, [])
+    assert (world.stored_bodies(), entries(world)) == ({}, [])
     assert segments(world) == [2], "its number is not given again: readers may remember where segment 1 began"
     assert world.publish(1) == [3]
     assert world.claim().messages == [3]

@@ -344,10 +344,10 @@ class Histories(RuleBasedStateMachine):
         if to == "orders" and count > 1:
             headers = [{**each, "queue": to} for each in headers]  # or most of them would be refused
         self.count += count
-        payloads = [f"s3://bucket/{self.count - index}".encode() for index in range(count)]
+        bodies = [f"s3://bucket/{self.count - index}".encode() for index in range(count)]
         dedup_keys = (keys + [None] * count)[:count] if keys else None
         return ops.Publish(
-            payloads,
+            bodies,
             headers[:1] if shared else headers,
             uri,
             delay_ms=delay_ms,
@@ -615,7 +615,7 @@ class Histories(RuleBasedStateMachine):
         assert not self.machine.deleted
         self.look()
         self.world.writer.fail_after = fault == "after"
-        self.world.commit(ops.Checkpoint())
+        self.world.commit(ops.WriteCheckpoint())
         self.world.writer.fail_after = 0
         self.look()
         self.durable = self.model.copy()
@@ -624,8 +624,8 @@ class Histories(RuleBasedStateMachine):
     def check_store(self) -> None:
         model, needed = self.model, self.model.stored()
         with self.world.writer.view() as view:
-            expected = {number: (model.messages[number].kind, model.messages[number].payload) for number in needed}
-            assert queuemodel.payloads(view) == expected
+            expected = {number: (model.messages[number].kind, model.messages[number].body) for number in needed}
+            assert queuemodel.bodies(view) == expected
             logged = {m.message: m for entries in queuemodel.entries(view).values() for m in entries}
             assert not list(view.scan(*records.STATE_LOG.range()))
         for number in needed:

@@ -8,8 +8,8 @@ import pytest
 
 from detent.codec import queue as records
 from detent.errors import Conflict, Invalid, NotFound
+from detent.queue import calls, peeking
 from detent.queue import operations as ops
-from detent.queue import pages, peeking
 from detent.queue import reader_operations as reader_ops
 from detent.queue.info import QueuedMessage, QueuePage
 from detent.queue.reader import QueueReader
@@ -25,8 +25,8 @@ def world() -> Queues:
 
 def peek(world: Queues, queue: str = "q", **options: Any) -> QueuePage:
     given: dict[str, Any] = dict.fromkeys(("states", "filter", "priority", "older_than", "newer_than", "cursor"))
-    operation = pages.peek(queue, **{**given, "limit": 100, "payload_bytes": 256, **options})
-    return pages.queue_page(queue, QueueReader(world.writer), operation, world.commit(operation)[0])
+    operation = calls.peek(queue, **{**given, "limit": 100, "body_bytes": 256, **options})
+    return calls.queue_page(queue, QueueReader(world.writer), operation, world.commit(operation)[0])
 
 
 def all_pages(world: Queues, **options: Any) -> list[QueuedMessage]:
@@ -86,9 +86,9 @@ def test_every_state_is_shown_and_can_be_asked_for(world: Queues) -> None:
 
 def test_look_changes_nothing_and_costs_no_attempt(world: Queues) -> None:
     one_of_each(world)
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     before, memory, commits = everything(world), world.memory(), world.writer.commits
-    for options in ({}, {"filter": "true"}, {"older_than": "0s"}, {"states": "done"}, {"payload_bytes": 0}):
+    for options in ({}, {"filter": "true"}, {"older_than": "0s"}, {"states": "done"}, {"body_bytes": 0}):
         assert all_pages(world, queue="g", limit=2, **options)
     assert everything(world) == before
     assert world.writer.commits == commits
@@ -101,7 +101,7 @@ def test_pages_follow_each_other_while_the_queue_changes(world: Queues) -> None:
     assert numbers(first) == stays[:4]
     world.commit(used(ops.Ack, world.claim(6)))
     later = world.publish(3)
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.survives()
     rest = peek(world, cursor=first.cursor, states="available")
     assert (numbers(rest), rest.cursor) == ([*stays[6:], *later], None)
@@ -112,7 +112,7 @@ def test_done_messages_are_on_one_page_each_whatever_a_checkpoint_does(world: Qu
     for _ in range(7):
         world.commit(used(ops.Ack, world.claim()))
     first = peek(world, limit=2)
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     second = peek(world, limit=2, cursor=first.cursor)
     more = world.publish(2)
     world.commit(used(ops.Ack, world.claim(2)))
@@ -123,7 +123,7 @@ def test_done_messages_are_on_one_page_each_whatever_a_checkpoint_does(world: Qu
 def test_failed_messages_come_by_number(world: Queues) -> None:
     messages = world.publish(5)
     world.commit(used(ops.Fail, world.claim(5), 4, 0, 2, final=True))
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     assert numbers(all_pages(world, states="failed", limit=1)) == [messages[0], messages[2], messages[4]]
 
 
@@ -145,12 +145,12 @@ def test_filter_priority_and_age_choose(world: Queues) -> None:
 def test_headers_and_the_first_bytes_are_shown(world: Queues) -> None:
     message = world.commit(ops.Publish([b"x" * 500], [{"queue": "q", "a": "b"}]))[0].first
     uri = world.commit(ops.Publish([b"s3://bucket/key"], [{"queue": "q"}], uri=True))[0].first
-    (found, other) = peek(world, payload_bytes=10).messages
-    assert (found.message, found.payload, found.size) == (message, b"x" * 10, 500)
+    (found, other) = peek(world, body_bytes=10).messages
+    assert (found.message, found.body, found.size) == (message, b"x" * 10, 500)
     assert found.headers == {"queue": "q", "a": "b"}
-    assert (other.message, other.payload, other.uri) == (uri, b"", "s3://bucket/key")
-    (found, _) = peek(world, payload_bytes=0).messages
-    assert (found.payload, found.size, found.headers["a"]) == (b"", None, "b")
+    assert (other.message, other.body, other.uri) == (uri, b"", "s3://bucket/key")
+    (found, _) = peek(world, body_bytes=0).messages
+    assert (found.body, found.size, found.headers["a"]) == (b"", None, "b")
 
 
 def test_dead_letter_shows_who_gave_it_up(world: Queues) -> None:
@@ -196,7 +196,7 @@ def test_cursor_of_an_earlier_queue_is_refused(world: Queues) -> None:
     "options",
     [
         {"limit": 0}, {"limit": 1_001}, {"limit": "1"}, {"states": "lost"}, {"states": [3]}, {"filter": "("},
-        {"payload_bytes": 4_097}, {"payload_bytes": -1}, {"priority": -1}, {"older_than": "soon"}, {"cursor": "x"},
+        {"body_bytes": 4_097}, {"body_bytes": -1}, {"priority": -1}, {"older_than": "soon"}, {"cursor": "x"},
         {"cursor": "1.9.0.0."}, {"cursor": "1.0.0"}, {"cursor": 7},
     ],
 )  # fmt: skip

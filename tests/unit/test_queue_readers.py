@@ -151,7 +151,7 @@ def test_the_longest_name_stands_with_each_message(world: Readers) -> None:
     world.open(name)
     world.plan(0, 2, name)
     world.survives()
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.survives()
     assert world.problems() == []
     assert world.read(1, name) == [0, 1]
@@ -220,7 +220,7 @@ def test_planning_from_a_number_acknowledges_all_up_to_it(world: Readers) -> Non
         "available",
     ]
     assert world.readers() == {"r": (1, 2)}
-    assert sorted(world.payloads()) == [2, 3, 4]
+    assert sorted(world.stored_bodies()) == [2, 3, 4]
     world.survives()
 
 
@@ -285,7 +285,7 @@ def test_the_most_urgent_first_then_the_oldest_and_every_16th_the_oldest_of_all(
     assert page.messages == claimed.messages
     assert page.messages != sorted(page.messages)
     assert (page.priorities, page.attempts, page.records) == (claimed.priorities, claimed.attempts, claimed.records)
-    plans.commit(ops.Checkpoint())
+    plans.commit(ops.WriteCheckpoint())
     plans.reopen()
     assert plans.page(1) == page
 
@@ -398,7 +398,7 @@ def test_only_so_many_records_are_looked_at(world: Readers, monkeypatch: pytest.
 
 def test_a_size_that_cannot_be_had_changes_nothing(busy: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(_: bytes) -> None:
-        raise Corrupt("a payload of type 07")
+        raise Corrupt("a body of type 07")
 
     with monkeypatch.context() as patch:
         patch.setattr(assigning, "PayloadRecord", unreadable)
@@ -439,7 +439,7 @@ def test_delivery_numbers_are_fencing_tokens_that_stay(world: Readers) -> None:
     assert page.messages == [0, 1]
     assert page.attempts == [2, 1]
     assert page.first_delivery > before.first_delivery
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.reopen()
     assert world.page(1) == page
 
@@ -515,13 +515,13 @@ def test_an_assigned_message_outlives_its_retention_and_goes_when_it_comes_back(
     world.publish(2, retention_s=1)
     world.plan(0)
     world.pass_time(DAY_MS)
-    assert sorted(world.payloads()) == [0, 1]
+    assert sorted(world.stored_bodies()) == [0, 1]
     world.reopen()
     assert world.read(1) == [0, 1]
     assert world.release() == 2
     about = world.about()
     assert (about.available, about.delayed, about.in_flight, about.expired) == (0, 0, 0, 2)
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
     world.survives()
 
 
@@ -530,7 +530,7 @@ def test_an_assigned_message_is_done_after_its_retention(world: Readers) -> None
     world.plan(0)
     world.pass_time(DAY_MS)
     assert world.plan(1) == (1, 0)
-    assert (world.about().acked, world.about().expired, world.payloads()) == (1, 0, {})
+    assert (world.about().acked, world.about().expired, world.stored_bodies()) == (1, 0, {})
 
 
 @pytest.mark.parametrize("kind", [ops.Ack, ops.Fail, ops.Extend])
@@ -581,7 +581,7 @@ def test_a_released_message_that_failed_before_has_its_history(world: Readers) -
     state = world.state(0)
     assert state is not None
     assert (state.state, state.attempts, [why for *_, why in state.history]) == ("available", 1, ["no"])
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     assert world.problems() == []
 
 
@@ -706,7 +706,7 @@ def test_a_deleted_queue_takes_its_readers_along(
     if assigned:
         tiny.plan(0, 30)
     if checkpointed:
-        tiny.commit(ops.Checkpoint())
+        tiny.commit(ops.WriteCheckpoint())
     tiny.commit(reader_ops.DeleteReader("q", "s"))
     stale = tiny.base()
     tiny.commit(ops.DeleteQueue("q"))
@@ -722,7 +722,7 @@ def test_a_deleted_queue_takes_its_readers_along(
     tiny.refuses(Fenced, reader_ops.Assign(*stale, 0, 1))
     assert tiny.problems() == []
     tiny.ticks()
-    assert tiny.payloads() == {}
+    assert tiny.stored_bodies() == {}
     assert [key for key in tiny.records(records.ACTIVE) if key[3:7] == (1).to_bytes(4, "big")] == []
     assert tiny.problems() == []
 
@@ -814,7 +814,7 @@ def test_a_restart_after_each_step(busy: Readers) -> None:
         messages = busy.read(number)
         for checkpointed in (False, True):
             if checkpointed:
-                busy.commit(ops.Checkpoint())
+                busy.commit(ops.WriteCheckpoint())
             busy.survives()
             assert busy.problems() == []
             assert busy.read(number) == messages
@@ -823,7 +823,7 @@ def test_a_restart_after_each_step(busy: Readers) -> None:
         assert found == number + bool(count)
         number = found
         busy.survives()
-    assert (busy.about().acked, busy.payloads()) == (8, {})
+    assert (busy.about().acked, busy.stored_bodies()) == (8, {})
 
 
 # -- what is stored ---------------------------------------------------------------------------------------------
@@ -872,7 +872,7 @@ def test_damage_is_named(
 ) -> None:
     world.publish(3)
     world.plan(0, 2)
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     assert world.problems() == []
     how(world)()
     assert any(problem in found for found in world.problems()), world.problems()
@@ -893,7 +893,7 @@ def test_messages_assigned_to_a_reader_of_a_deleted_queue_are_no_damage(world: R
 
 def test_the_state_log_of_a_reader_that_is_not_there_is_corrupt(world: Readers) -> None:
     world.publish()
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     world.plan(0)
     put(world, reader_key(1, "r"), None)
     with pytest.raises(Corrupt, match="does not fit"):
@@ -903,7 +903,7 @@ def test_the_state_log_of_a_reader_that_is_not_there_is_corrupt(world: Readers) 
 def test_an_assigned_message_in_the_bucket_has_no_end(world: Readers) -> None:
     world.publish()
     world.plan(0)
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     with world.writer.view() as view:
         stored = view.get(records.queue_key(records.ACTIVE, 1, 0))
         record = view.get(reader_key(1, "r"))

@@ -122,13 +122,13 @@ def test_undone_claim_survives_a_restart(world: Queues, checkpoint: bool) -> Non
     world.publish(4)
     world.urgent(1, 200)
     if checkpoint:
-        world.commit(ops.Checkpoint())
+        world.commit(ops.WriteCheckpoint())
     claimed = world.claim(5)
     undo(world, claimed, 0, 2, 3)
     world.survives()
     assert world.about().in_flight == 2
     if checkpoint:
-        world.commit(ops.Checkpoint())
+        world.commit(ops.WriteCheckpoint())
         assert not world.records(records.STATE_LOG)
         world.survives()
     assert world.claim(10).attempts == [1, 1, 1, 1]
@@ -142,7 +142,7 @@ def test_message_whose_retention_ended_in_flight_goes_when_its_claim_is_undone(w
     undo(world, claimed)
     about = world.about()
     assert (about.available, about.in_flight, about.expired) == (0, 0, 1)
-    assert world.payloads() == {}
+    assert world.stored_bodies() == {}
 
 
 def test_refused_transaction_undoes_no_claim(world: Queues) -> None:

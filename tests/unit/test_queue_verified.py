@@ -100,7 +100,7 @@ def test_dead_letters_that_stay_longer_than_they_were_published_for(world: Queue
 def test_a_deadline_that_no_dead_letter_has(world: Queues, deadline_ms: int, found: bool) -> None:
     world.create()
     world.publish()
-    world.commit(ops.Checkpoint())
+    world.commit(ops.WriteCheckpoint())
     with world.writer.view() as view:
         key = records.queue_key(records.ACTIVE, 1, 0)
         available, _, _ = records.decode_active(view.get(key) or b"")
@@ -114,12 +114,12 @@ def test_a_message_that_was_tried_more_often_than_is_counted(world: Queues) -> N
     world.create(max_attempts=0, backoff_ms=0)
     world.publish()
     for _ in range(records.ATTEMPTS_KEPT + 1):
-        world.commit(used(ops.Fail, world.claim()), ops.Checkpoint())
+        world.commit(used(ops.Fail, world.claim()), ops.WriteCheckpoint())
     world.queues.by_number[1].buckets[0].attempts[0] = ops.ATTEMPTS_MAX - 1
     for _ in range(3):
         world.claim()
         assert problems(world) == []
-        world.commit(ops.Checkpoint())
+        world.commit(ops.WriteCheckpoint())
         assert problems(world) == []
         world.later(30_000)
         world.engine.tick()

@@ -10,7 +10,7 @@ import pytest
 from detent.errors import Busy, Corrupt, DetentError, Fenced, LimitExceeded, OutcomeUnknown, StaleReceipt
 from detent.server.access import UNKNOWN
 from detent.server.app import refusal
-from detent.server.http import Request
+from detent.server.http import HttpRequest
 from detent.server.metrics import Metrics
 from detent.server.operators import READY, Operators
 
@@ -28,7 +28,7 @@ def test_a_store_that_refuses_makes_the_server_not_ready(error: type[DetentError
         store: Any = Refusing()
         scope = {"method": "GET", "path": READY, "query_string": b"", "headers": []}
         with pytest.raises(DetentError, match="so many sessions") as caught:
-            await Operators(store, Metrics()).answer(Request(scope, receive), UNKNOWN)
+            await Operators(store, Metrics()).answer(HttpRequest(scope, receive), UNKNOWN)
         assert refusal(caught.value).status == 503
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ import pytest
 from detent.engine import Request
 from detent.errors import Invalid, LimitExceeded
 from detent.journal import operations as ops
-from detent.remote import elements, wire
+from detent.remote import wire
 
 SESSION = b"s" * 16
 MEMORY_MAX = 4 << 20
@@ -46,13 +46,13 @@ def decoded(*transactions: bytes) -> list[object]:
 
 @pytest.mark.parametrize("value", [b"\x80", b"\x81\xa0\xa0", b"\xc0", b"\x90"])
 def test_a_list_that_no_operation_takes_is_not_decoded(value: bytes) -> None:
-    refused, other = decoded(transaction(append_of(value, elements.LIST_MAX + 1)), small())
+    refused, other = decoded(transaction(append_of(value, wire.LIST_MAX + 1)), small())
     assert isinstance(refused, LimitExceeded)
     assert isinstance(other, Request)
 
 
 def test_what_is_too_much_together_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elements, "ELEMENTS_MAX", 50_000)
+    monkeypatch.setattr(wire, "ELEMENTS_MAX", 50_000)
     found = decoded(*[transaction(append_of(b"\x80", 20_000))] * 5, small())
     assert [type(one) for one in found] == [Request, Request, *[LimitExceeded] * 3, Request]
 

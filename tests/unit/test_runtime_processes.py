@@ -18,8 +18,8 @@ PATIENCE_S = 30.0
 
 CHILD = """
 import sys, threading
-from detent.runtime.process import Line
-line, over = Line(), threading.Event()
+from detent.runtime.process import ParentLine
+line, over = ParentLine(), threading.Event()
 line.on_end(over.set)
 print("of the program", flush=True)
 line.tell(["hello", sys.stdin.read()])

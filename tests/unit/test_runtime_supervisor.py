@@ -163,9 +163,19 @@ def test_hopeless_error_ends_the_task() -> None:
 
 
 def test_exception_that_ends_programs_is_a_failure() -> None:
-    one = ran(Scripted(SystemExit(3), DONE))
+    task = Scripted(SystemExit(3), DONE)
+    task.calls_users = True
+    one = ran(task)
     assert one.restarts == 1
     assert one.status == State.STOPPED
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_exception_that_ends_programs_ends_a_task_without_functions_of_users(error: BaseException) -> None:
+    one = ran(Scripted(error, DONE))
+    assert (one.restarts, one.status) == (0, State.FAILED)
+    assert one.failure is not None
+    assert one.failure.__cause__ is error
 
 
 def test_replaced_task_looks_at_its_lease_at_once() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
+import time
 
 import pytest
 
@@ -90,3 +93,25 @@ def test_crew_that_was_dismissed_has_new_threads() -> None:
         crew.submit(done.release)
         assert done.acquire(timeout=PATIENCE_S)
         assert crew.dismiss(PATIENCE_S)
+
+
+def test_interrupted_wait_for_a_thread_does_not_take_it_for_ended() -> None:
+    may_end = threading.Event()
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    running = thread.start("running", may_end.wait)
+    try:
+        interrupting = thread.start("interrupting", lambda: (time.sleep(0.1), os.kill(os.getpid(), signal.SIGUSR1)))
+        with pytest.raises(KeyboardInterrupt):
+            running.join(30)
+        assert running.is_alive
+        assert not running.join(0.01)
+        interrupting.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        may_end.set()
+    assert running.join(30)
+    assert not running.is_alive

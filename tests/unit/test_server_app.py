@@ -22,8 +22,8 @@ from detent.journal.operations import Append
 from detent.remote import LocalOwner, wire
 from detent.server import http
 from detent.server.access import Caller
-from detent.server.app import Application, refusal
-from detent.server.http import Request, Response
+from detent.server.app import ServerApplication, refusal
+from detent.server.http import HttpRequest, Response
 from detent.server.keys import Key, KeyRing, add_key, new_key
 from detent.server.metrics import Metrics
 from detent.server.native import NativePart
@@ -37,10 +37,10 @@ class Echo:
 
     name = "echo"
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: HttpRequest) -> bool:
         return request.path.startswith("/echo")
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         if request.path == "/echo/busy":
             raise Busy("later")
         if request.path == "/echo/parts":
@@ -70,7 +70,7 @@ class Echo:
         body = await request.body(1000)
         return Response.json({"caller": caller.name, "query": request.query(), "body": body.decode()})
 
-    def refuse(self, request: Request, error: DetentError) -> Response:
+    def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         return refusal(error)
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class Answer(msgspec.Struct):
 
 
 async def ask(
-    app: Application,
+    app: ServerApplication,
     method: str,
     path: str,
     *,
@@ -129,8 +129,8 @@ def run(*arguments: Any, **options: Any) -> Answer:
 
 KEY = new_key("somebody", ["publish:queue:a"], now=datetime.now(UTC))
 TOKEN = [("Authorization", f"Bearer {KEY.id}.{KEY.secret}")]
-LOCKED = Application([Echo()], keys=KeyRing([KEY]))
-OPEN = Application([Echo()])
+LOCKED = ServerApplication([Echo()], keys=KeyRing([KEY]))
+OPEN = ServerApplication([Echo()])
 
 
 def test_without_keys_anybody_is_let_in() -> None:
@@ -178,7 +178,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": []}
     with pytest.raises(Invalid, match="not sent within"):
-        asyncio.run(Request(scope, never).body())
+        asyncio.run(HttpRequest(scope, never).body())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_client_that_goes_away_is_no_error_of_the_server() -> None:
 
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": []}
     with pytest.raises(Invalid, match="went away"):
-        asyncio.run(Request(scope, gone).body())
+        asyncio.run(HttpRequest(scope, gone).body())
 
 
 def test_the_log_has_a_line_for_each_request_and_nothing_that_it_carried(caplog: pytest.LogCaptureFixture) -> None:
@@ -245,7 +245,7 @@ class Counted:
 def test_what_nobody_thought_of_is_answered_counted_and_logged(path: str, caplog: pytest.LogCaptureFixture) -> None:
     counting = Counted()
     with caplog.at_level(logging.INFO, "detent.server"):
-        answer = run(Application([Echo()], counting=counting), "GET", path)
+        answer = run(ServerApplication([Echo()], counting=counting), "GET", path)
     assert (answer.status, answer.headers["content-type"]) == (500, wire.PROBLEM_TYPE)
     assert "detail" not in answer.body.decode()
     assert counting.counted == [("echo", 500)]
@@ -256,16 +256,16 @@ def test_what_nobody_thought_of_is_answered_counted_and_logged(path: str, caplog
 
 def test_a_part_that_cannot_say_what_is_its_own_is_answered_for() -> None:
     class Broken(Echo):
-        def owns(self, request: Request) -> bool:
+        def owns(self, request: HttpRequest) -> bool:
             raise RuntimeError("cannot say")
 
-    assert run(Application([Broken()]), "GET", "/echo").status == 500
+    assert run(ServerApplication([Broken()]), "GET", "/echo").status == 500
 
 
 def test_an_answer_that_breaks_off_is_not_answered_twice() -> None:
     counting = Counted()
     with pytest.raises(RuntimeError, match="in the middle"):
-        run(Application([Echo()], counting=counting), "GET", "/echo/breaks")
+        run(ServerApplication([Echo()], counting=counting), "GET", "/echo/breaks")
     assert counting.counted == [("echo", 200)]
 
 
@@ -312,9 +312,9 @@ def test_a_body_that_is_not_there_when_the_server_stops_is_not_waited_for() -> N
 
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": [], http.STOPPING: True}
     with pytest.raises(Unavailable, match="shutting down"):
-        asyncio.run(Request(scope, receive).body())
+        asyncio.run(HttpRequest(scope, receive).body())
     incoming = [{"type": "http.request", "body": b"whole", "more_body": False}]
-    assert asyncio.run(Request(scope, receive).body()) == b"whole"
+    assert asyncio.run(HttpRequest(scope, receive).body()) == b"whole"
 
 
 # -- browsers -----------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_a_page_of_another_origin_is_refused(headers: list[tuple[str, str]]) -> 
     assert (answer.status, answer.json["error"]) == (403, "Denied")
     assert "--keys" in answer.json["message"]
     assert run(OPEN, "POST", "/echo", headers=headers).status == 403, "also without a host"
-    public = Application([Echo()], keys=KeyRing([KEY]), public=frozenset({"/echo"}))
+    public = ServerApplication([Echo()], keys=KeyRing([KEY]), public=frozenset({"/echo"}))
     assert run(public, "GET", "/echo", headers=[HOST, *headers]).status == 403
     assert run(LOCKED, "POST", "/echo", headers=[HOST, *headers]).status == 401
     assert run(LOCKED, "POST", "/echo", headers=[HOST, *headers, *TOKEN]).status == 200, "no other page has the token"
@@ -373,7 +373,7 @@ def test_an_origin_that_is_there_twice_is_refused() -> None:
 )  # fmt: skip
 def test_without_keys_a_server_knows_its_own_names_only(host: str, is_own: bool) -> None:
     """A page can have its own name lead to this machine, and is then of the origin that it asks."""
-    app = Application([Echo()], hosts=own_hosts("detent.local"))
+    app = ServerApplication([Echo()], hosts=own_hosts("detent.local"))
     answer = run(app, "GET", "/echo", headers=[("Host", host), ("Origin", f"http://{host}")] if host else [])
     assert answer.status == (200 if is_own else 403)
     assert is_own or "localhost" in answer.json["message"]
@@ -423,7 +423,7 @@ def test_the_body_of_a_stranger_is_not_read() -> None:
 
 def test_a_key_that_is_revoked_while_the_body_comes_counts_no_more() -> None:
     ring = KeyRing([KEY])
-    app = Application([Echo()], keys=ring)
+    app = ServerApplication([Echo()], keys=ring)
 
     class Revoking(list[dict[str, Any]]):
         def pop(self, *_: Any) -> dict[str, Any]:
@@ -451,7 +451,7 @@ def test_keys_that_cannot_be_read_are_the_operators_affair(tmp_path: Path, caplo
     path = tmp_path / "keys.json"
     add_key(path, KEY)
     ring = KeyRing(path=path)
-    app = Application([Echo()], keys=ring)
+    app = ServerApplication([Echo()], keys=ring)
     assert run(app, "GET", "/echo", headers=TOKEN).status == 200
     for headers, body in ((TOKEN, b""), (signed(b"x"), b"x")):
         for spoil in (path.unlink, lambda: path.write_text("no keys")):
@@ -470,7 +470,7 @@ def test_a_signed_request_in_detents_own_protocol_is_answered() -> None:
 
     async def main() -> None:
         store = await detent.open_async("memory:")
-        app = Application([NativePart(store)], keys=KeyRing([everything]))
+        app = ServerApplication([NativePart(store)], keys=KeyRing([everything]))
         opened = await ask(app, "POST", "/v1/sessions", headers=signed(b"", "/v1/sessions", key=everything))
         session = bytes.fromhex(opened.json["session"])
         body = wire.encode_requests([Engaged(session, 0, 0, (Append("j", [b"x"]),))])
@@ -490,7 +490,7 @@ def test_transactions_come_under_their_own_type(kind: str) -> None:
 
     async def main() -> None:
         store = await detent.open_async("memory:")
-        app = Application([NativePart(store)])
+        app = ServerApplication([NativePart(store)])
         body = wire.encode_requests([Engaged(b"s" * 16, 0, 0, (Append("j", [b"x"]),))])
         headers = [("Content-Type", kind)] if kind else []
         answer = await ask(app, "POST", "/v1/transactions", headers=headers, body=body)
@@ -512,7 +512,7 @@ async def with_store(keys: KeyRing | None = None) -> Any:
     metrics = Metrics(owner.engine.time)
     owner.engine.observer = metrics
     operators = Operators(store, metrics)
-    return store, operators, Application([operators], keys=keys, public=PUBLIC, counting=metrics)
+    return store, operators, ServerApplication([operators], keys=keys, public=PUBLIC, counting=metrics)
 
 
 def samples(page: bytes) -> dict[tuple[str, ...], float]:
@@ -616,7 +616,7 @@ def test_a_request_goes_on_with_its_trace_and_says_what_it_did() -> None:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     class Publishing(Echo):
-        async def answer(self, request: Request, caller: Caller) -> Response:
+        async def answer(self, request: HttpRequest, caller: Caller) -> Response:
             request.operation, request.destination = "publish", "orders"
             return await super().answer(request, caller)
 
@@ -624,7 +624,7 @@ def test_a_request_goes_on_with_its_trace_and_says_what_it_did() -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exported))
     tracing = Tracing(provider.get_tracer("test"), propagate.extract, trace.SpanKind.SERVER)
-    app = Application([Publishing()], tracing=tracing)
+    app = ServerApplication([Publishing()], tracing=tracing)
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert run(app, "POST", "/echo", headers=[("traceparent", parent)]).status == 200
     assert run(app, "GET", "/echo/none/../busy", headers=[("traceparent", "nonsense")]).status == 200

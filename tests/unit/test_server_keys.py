@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from detent.errors import Denied, Exists, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.server import keys, sigv4
 from detent.server.access import UNCHECKED, UNKNOWN, Caller
-from detent.server.http import Request
+from detent.server.http import HttpRequest
 from detent.server.keys import Key, KeyRing, Unauthenticated, new_key, parse_grant
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -366,7 +366,7 @@ def signed(
     path: str = "/",
     query: str = "",
     headers: dict[str, str] | None = None,
-) -> Request:
+) -> HttpRequest:
     """A request that botocore has signed, as it arrives here."""
     url = f"http://localhost:7410{path}" + (f"?{query}" if query else "")
     request = AWSRequest("POST", url, data=body, headers={"X-Amz-Target": "AmazonSQS.SendMessage", **(headers or {})})
@@ -376,13 +376,13 @@ def signed(
     return as_request("POST", path, query, arrived)
 
 
-def as_request(method: str, path: str, query: str, headers: list[tuple[bytes, bytes]]) -> Request:
+def as_request(method: str, path: str, query: str, headers: list[tuple[bytes, bytes]]) -> HttpRequest:
     async def receive() -> dict[str, Any]:
         raise AssertionError("the body is given")
 
     raw = path.encode()
     scope = {"method": method, "path": path, "raw_path": raw, "query_string": query.encode(), "headers": headers}
-    return Request(scope, receive)
+    return HttpRequest(scope, receive)
 
 
 BODIES = st.binary(max_size=100)

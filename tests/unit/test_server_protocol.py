@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from detent.server import http, protocol, serving
 from detent.server.keys import KeyRing, new_key
-from detent.server.protocol import BEYOND_MAX, HEAD_BYTES_MAX, HEAD_WAIT_S, REFUSED_WAIT_S, Connection, Door
+from detent.server.protocol import BEYOND_MAX, HEAD_BYTES_MAX, HEAD_WAIT_S, REFUSED_WAIT_S, Door, HttpConnection
 
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
 GET = HEAD + b"\r\n"
@@ -72,13 +72,13 @@ class House:
         )
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        self.bodies.append(await http.Request(scope, receive).body())
+        self.bodies.append(await http.HttpRequest(scope, receive).body())
         await self.answer.wait()
         await http.Response(b"fine").send(send)
 
-    def connect(self) -> tuple[Connection, Wire]:
+    def connect(self) -> tuple[HttpConnection, Wire]:
         wire = Wire()
-        connection = Connection(self.config, self.state, {}, door=self.door)
+        connection = HttpConnection(self.config, self.state, {}, door=self.door)
         connection.connection_made(wire)  # type: ignore[arg-type]
         return connection, wire
 
@@ -347,7 +347,7 @@ def test_a_body_that_is_half_sent_when_the_server_stops_is_answered() -> None:
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             try:
-                await http.Request(scope, receive).body()
+                await http.HttpRequest(scope, receive).body()
             except http.Unavailable as error:
                 seen.append(error)
             await http.Response(b"stopped", status=503).send(send)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detent.codec.shard import FENCE_STEP, Consumer
+from detent.codec.shard import FENCE_STEP
+from detent.codec.shard import ConsumerRow as Consumer
 from detent.errors import Conflict
 from detent.shard import leasing
 

@@ -462,8 +462,8 @@ class TestKeptProgress:
     def test_a_shard_keeps_what_it_reads_itself(self, made: ShardWorld) -> None:
         numbers = {"a": 1, "b": 2}
         made.commit(ops.ReportShard("c", 0, 0, processed={"a": 5, "b": 6}, keep=True, numbers=numbers))
-        kept = records.Progress.decode(made.stored()[records.progress_key(1)])
-        assert kept == records.Progress({"a": 5}, {}, 0, {"a": 1})
+        kept = records.ProgressRow.decode(made.stored()[records.progress_key(1)])
+        assert kept == records.ProgressRow({"a": 5}, {}, 0, {"a": 1})
 
     def test_divided_by_key_each_keeps_its_own(self, world: ShardWorld) -> None:
         world.register(2, "a", "b", partition="key")
@@ -478,7 +478,9 @@ class TestKeptProgress:
         made.commit(ops.ReportShard("c", 1, 0, processed={"b": 5}, keep=True))
         made.commit(ops.ReportShard("c", 0, 0, processed={"a": 6}, published={"x": 2}))
         made.commit(ops.ResetShards("c", {"a": 2}))
-        assert records.Progress.decode(made.stored()[records.progress_key(1)]) == records.Progress({}, {"x": 1}, 1)
+        assert records.ProgressRow.decode(made.stored()[records.progress_key(1)]) == records.ProgressRow(
+            {}, {"x": 1}, 1
+        )
         made.reopen()
         assert [(shard.processed, shard.published) for shard in made.describe().states] == [
             ({}, {"x": 1}),
@@ -509,7 +511,7 @@ class TestKeptProgress:
     def test_of_another_generation_it_counts_for_nothing(self, made: ShardWorld) -> None:
         made.commit(ops.ResetShards("c", {"a": 2}))
         batch = Batch()
-        batch.put(records.progress_key(1), records.Progress({"a": 5}, {"x": 1}, 0).encode())
+        batch.put(records.progress_key(1), records.ProgressRow({"a": 5}, {"x": 1}, 0).encode())
         made.writer.commit(batch)
         made.reopen()
         assert (made.shard().processed, made.shard().published) == ({}, {"x": 1})
@@ -755,10 +757,10 @@ class TestDamage:
     @pytest.mark.parametrize(
         ("key", "value"),
         [
-            (records.shard_key("x", 0), records.Shard(9, 9 * FENCE_STEP, "", 0, 0, {}, 0).encode()),
-            (records.shard_key("c", 3), records.Shard(9, 9 * FENCE_STEP, "", 0, 0, {}, 0).encode()),
-            (records.shard_key("c", 2), records.Shard(9, 9 * FENCE_STEP, "", 0, 0, {}, 0).encode()),
-            (records.consumer_key("x"), records.Consumer(0, 1, "key", False, {}).encode()),
+            (records.shard_key("x", 0), records.ShardRow(9, 9 * FENCE_STEP, "", 0, 0, {}, 0).encode()),
+            (records.shard_key("c", 3), records.ShardRow(9, 9 * FENCE_STEP, "", 0, 0, {}, 0).encode()),
+            (records.shard_key("c", 2), records.ShardRow(9, 9 * FENCE_STEP, "", 0, 0, {}, 0).encode()),
+            (records.consumer_key("x"), records.ConsumerRow(0, 1, "key", False, {}).encode()),
             (records.shard_key("c", 0), b""),
             (records.progress_key(1), b"x"),
         ],

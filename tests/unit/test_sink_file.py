@@ -237,7 +237,7 @@ def test_a_file_that_somebody_else_changed_is_loud(path: Path) -> None:
         good = path.read_bytes()
         for other in (good + b"mine\n", b"", good + b"x"):
             path.write_bytes(other)
-            with pytest.raises(Corrupt, match="somebody else has changed it"):
+            with pytest.raises(Corrupt, match="another program has changed it"):
                 sink(message(b"b"), step_of(1))
             assert path.read_bytes() == other, "it was not for us to change"
         path.write_bytes(good)

@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 
 from detent.errors import Corrupt, DetentError, Invalid, LimitExceeded, OtherInput, Unavailable
 from detent.extras import install_command
-from detent.spark import once_delta, to_delta
+from detent.spark import once_table, to_delta
 from detent.tables import delta, files
 from detent.tables.marks import BatchKey
 from sparkframes import Frame
@@ -74,16 +74,16 @@ def test_of_two_drivers_with_one_batch_one_writes(tmp_path: Path, monkeypatch: p
     path = tmp_path / "table"
     to_delta(path).write(frame(1), KEY)
     batch = KEY._replace(batch=1)
-    write_files = once_delta.write_files
+    write_files = once_table.write_files
 
     def slowly(plan: Any, batches: Any) -> Any:
         found = write_files(plan, batches)
-        monkeypatch.setattr(once_delta, "write_files", write_files)
+        monkeypatch.setattr(once_table, "write_files", write_files)
         if found:
             to_delta(path).write(frame(2), batch)  # the other driver, between our look and our commit
         return found
 
-    monkeypatch.setattr(once_delta, "write_files", slowly)
+    monkeypatch.setattr(once_table, "write_files", slowly)
     to_delta(path).write(frame(2), batch)
     assert ids(path) == [1, 2]
 
@@ -91,13 +91,13 @@ def test_of_two_drivers_with_one_batch_one_writes(tmp_path: Path, monkeypatch: p
 def test_other_writers_of_the_table_are_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "table"
     to_delta(path).write(frame(1), KEY)
-    write_files = once_delta.write_files
+    write_files = once_table.write_files
 
     def slowly(plan: Any, batches: Any) -> Any:
         write_deltalake(path, pa.table(rows(7)), mode="append")
         return write_files(plan, batches)
 
-    monkeypatch.setattr(once_delta, "write_files", slowly)
+    monkeypatch.setattr(once_table, "write_files", slowly)
     to_delta(path).write(frame(2), KEY._replace(batch=1))
     assert ids(path) == [1, 2, 7, 7]
 
@@ -388,14 +388,14 @@ def test_of_two_drivers_that_merge_one_batch_one_commits(tmp_path: Path, monkeyp
     path = tmp_path / "table"
     sink = to_delta(path, merge_on=["id"])
     sink.write(frame(1, days=["a"]), KEY)
-    batch, collect = KEY._replace(batch=1), once_delta.collect
+    batch, collect = KEY._replace(batch=1), once_table.collect
 
     def slowly(found: Any) -> Any:
-        monkeypatch.setattr(once_delta, "collect", collect)
+        monkeypatch.setattr(once_table, "collect", collect)
         to_delta(path, merge_on=["id"]).write(frame(1, days=["first"]), batch)  # the other driver
         return collect(found)
 
-    monkeypatch.setattr(once_delta, "collect", slowly)
+    monkeypatch.setattr(once_table, "collect", slowly)
     sink.write(frame(1, days=["second"]), batch)
     assert pairs(path) == [(1, "first")]
 
@@ -406,13 +406,13 @@ def test_others_that_write_while_a_batch_is_merged_lose_nothing(
     path = tmp_path / "table"
     sink = to_delta(path, merge_on=["id"])
     sink.write(frame(1, days=["a"]), KEY)
-    collect = once_delta.collect
+    collect = once_table.collect
 
     def slowly(found: Any) -> Any:
         write_deltalake(path, pa.table(rows(7, days=["theirs"])), mode="append")
         return collect(found)
 
-    monkeypatch.setattr(once_delta, "collect", slowly)
+    monkeypatch.setattr(once_table, "collect", slowly)
     sink.write(frame(1, 7, days=["b", "ours"]), KEY._replace(batch=1))
     assert pairs(path) == [(1, "b"), (7, "ours")]
 

@@ -37,7 +37,7 @@ def stream(store: detent.Store, **options: str) -> QueueStreamReader:
 
 def read(reader: QueueStreamReader, start: Any, end: Any) -> list[bytes]:
     batches = [batch for partition in reader.partitions(start, end) for batch in reader.read(partition)]
-    return pa.Table.from_batches(batches).column("payload").to_pylist() if batches else []
+    return pa.Table.from_batches(batches).column("body").to_pylist() if batches else []
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_batch_read_is_refused_and_told_where_to_look(store: detent.Store) -> 
 
 
 def test_a_schema_of_the_users_is_refused(store: detent.Store) -> None:
-    schema = StructType([StructField("payload", BinaryType())])
+    schema = StructType([StructField("body", BinaryType())])
     with pytest.raises(Invalid, match=r"leave \.schema\(\) out"):
         QueueDataSource({"path": store.url, "queue": "in", "readerName": "r"}).streamReader(schema)
 
@@ -211,9 +211,9 @@ def test_a_row_says_all_there_is_of_a_message(store: detent.Store) -> None:
     (partition,) = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
     rows = [row for batch in reader.read(partition) for row in batch.to_pylist()]
     assert [field.name for field in COLUMNS] == list(rows[0])
-    assert (rows[0]["queue"], rows[0]["payload"], rows[0]["uri"], rows[0]["priority"]) == ("in", b"x", None, 3)
+    assert (rows[0]["queue"], rows[0]["body"], rows[0]["uri"], rows[0]["priority"]) == ("in", b"x", None, 3)
     assert dict(rows[0]["headers"]) == {"priority": "3", "a": "b", "queue": "in"}
-    assert (rows[1]["payload"], rows[1]["uri"]) == (None, "s3://bucket/key")
+    assert (rows[1]["body"], rows[1]["uri"]) == (None, "s3://bucket/key")
     assert rows[0]["attempts"] == 1
     assert rows[1]["delivery"] == rows[0]["delivery"] + 1
     assert rows[1]["message"] == rows[0]["message"] + 1

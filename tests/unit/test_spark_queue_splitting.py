@@ -29,7 +29,7 @@ from detent.spark.stream_query import _StoreResult
 from detent.tables.marks import BatchKey
 from remoteserver import TOKENS, serving
 
-PAYLOAD = StructType([StructField("payload", BinaryType())])
+BODY = StructType([StructField("body", BinaryType())])
 TEN = [b"%d" % number for number in range(10)]
 KEY = BatchKey("send", "query", 0, "run-1", bytes([1] * 16))
 BEHIND_PARTS = "spark.split.after_part"
@@ -54,8 +54,8 @@ def store(tmp_path: Path) -> Iterator[detent.Store]:
 
 
 def packed(values: list[bytes], queue: str = "mail") -> list[bytes]:
-    batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["payload"])
-    return [pack(RowsToPublish.of(PAYLOAD, queue), [batch])]
+    batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], names=["body"])
+    return [pack(RowsToPublish.of(BODY, queue), [batch])]
 
 
 def write(store: detent.Store, key: BatchKey, values: list[bytes]) -> bool:
@@ -99,7 +99,7 @@ def die_staged(store: detent.Store, key: BatchKey, values: list[bytes]) -> None:
 
 
 def claimed(store: detent.Store, queue: str = "mail") -> list[bytes]:
-    return [message.payload for message in store.queue(queue).claim(100)]
+    return [message.body for message in store.queue(queue).claim(100)]
 
 
 def test_batches_with_room_need_no_rights_on_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

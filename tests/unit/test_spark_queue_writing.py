@@ -34,7 +34,7 @@ from detent.spark.queue_writing import PublishSettings, QueueStreamWriter, Queue
 from detent.spark.queues import QueueDataSource
 
 HEADERS = MapType(StringType(), StringType())
-PAYLOAD = StructType([StructField("payload", BinaryType())])
+BODY = StructType([StructField("body", BinaryType())])
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def rows(**columns: Any) -> Any:
     return pa.RecordBatch.from_arrays([pa.array(*column) for column in columns.values()], names=list(columns))
 
 
-def payloads(*values: bytes) -> Any:
-    return rows(payload=(list(values), pa.binary()))
+def bodies(*values: bytes) -> Any:
+    return rows(body=(list(values), pa.binary()))
 
 
 def publish(store: detent.Store, columns: RowsToPublish, *batches: Any) -> None:
@@ -68,13 +68,13 @@ def claimed(store: detent.Store, queue: str) -> list[detent.Delivery]:
 
 
 def task(*values: bytes, partition: int = 0, run: str = "run-1") -> RowsMessage:
-    columns = RowsToPublish.of(PAYLOAD, "mail")
-    return RowsMessage(partition, BatchIdentity("query", run), pack(columns, [payloads(*values)]))
+    columns = RowsToPublish.of(BODY, "mail")
+    return RowsMessage(partition, BatchIdentity("query", run), pack(columns, [bodies(*values)]))
 
 
 def writer(store: detent.Store, **options: str) -> QueueStreamWriter:
     given = {"path": store.url, "queue": "mail", "queryName": "send", **options}
-    return QueueStreamWriter(PublishSettings.of(given, PAYLOAD, streaming=True))
+    return QueueStreamWriter(PublishSettings.of(given, BODY, streaming=True))
 
 
 # -- rows -------------------------------------------------------------------------------------------------------
@@ -82,11 +82,11 @@ def writer(store: detent.Store, **options: str) -> QueueStreamWriter:
 
 def test_rows_become_messages_with_all_that_they_say(store: detent.Store) -> None:
     columns = RowsToPublish.of(
-        schema(payload=StringType(), headers=HEADERS, delay=DoubleType(), dedup_key=StringType(), queue=StringType()),
+        schema(body=StringType(), headers=HEADERS, delay=DoubleType(), dedup_key=StringType(), queue=StringType()),
         None,
     )
     batch = rows(
-        payload=(["one", "two", "three"], pa.string()),
+        body=(["one", "two", "three"], pa.string()),
         headers=([[("a", "1")], None, []], pa.map_(pa.string(), pa.string())),
         delay=([None, 0.0, 3600.5], pa.float64()),
         dedup_key=([None, "k", "l"], pa.string()),
@@ -95,8 +95,8 @@ def test_rows_become_messages_with_all_that_they_say(store: detent.Store) -> Non
     publish(store, columns, batch)
     publish(store, columns, batch.slice(1, 1))  # its key is taken
     (one,) = claimed(store, "mail")
-    assert (one.payload, one.headers) == (b"one", {"a": "1", "queue": "mail"})
-    assert [two.payload for two in claimed(store, "sms")] == [b"two"]
+    assert (one.body, one.headers) == (b"one", {"a": "1", "queue": "mail"})
+    assert [two.body for two in claimed(store, "sms")] == [b"two"]
     delayed = store.message(2)
     assert delayed.visible - delayed.received == timedelta(seconds=3600.5)
 
@@ -106,14 +106,14 @@ def test_messages_of_a_queue_keep_the_order_of_the_rows(store: detent.Store) -> 
     values = [b"%d" % number for number in range(20)]
     batch = rows(body=(values, pa.binary()), queue=(["mail", "sms"] * 10, pa.string()))
     publish(store, columns, batch.slice(0, 7), batch.slice(7))
-    assert [message.payload for message in claimed(store, "mail")] == values[::2]
-    assert [message.payload for message in claimed(store, "sms")] == values[1::2]
+    assert [message.body for message in claimed(store, "mail")] == values[::2]
+    assert [message.body for message in claimed(store, "sms")] == values[1::2]
 
 
 def test_a_row_may_be_a_uri(store: detent.Store) -> None:
-    columns = RowsToPublish.of(schema(payload=BinaryType(), uri=StringType()), "mail")
-    publish(store, columns, rows(payload=([None, b"x"], pa.binary()), uri=(["s3://b/k", None], pa.string())))
-    assert [(message.uri, message.payload) for message in claimed(store, "mail")] == [("s3://b/k", b""), (None, b"x")]
+    columns = RowsToPublish.of(schema(body=BinaryType(), uri=StringType()), "mail")
+    publish(store, columns, rows(body=([None, b"x"], pa.binary()), uri=(["s3://b/k", None], pa.string())))
+    assert [(message.uri, message.body) for message in claimed(store, "mail")] == [("s3://b/k", b""), (None, b"x")]
 
 
 def test_other_columns_become_json(store: detent.Store) -> None:
@@ -123,24 +123,24 @@ def test_other_columns_become_json(store: detent.Store) -> None:
 
 
 def test_the_address_that_a_message_came_by_is_replaced(store: detent.Store) -> None:
-    columns = RowsToPublish.of(schema(payload=BinaryType(), headers=HEADERS), "mail")
+    columns = RowsToPublish.of(schema(body=BinaryType(), headers=HEADERS), "mail")
     headers = ([[("queue", "elsewhere"), ("a", "1")]], pa.map_(pa.string(), pa.string()))
-    publish(store, columns, rows(payload=([b"x"], pa.binary()), headers=headers))
+    publish(store, columns, rows(body=([b"x"], pa.binary()), headers=headers))
     assert claimed(store, "mail")[0].headers == {"a": "1", "queue": "mail"}
 
 
 def test_row_with_wrong_priority_is_refused(store: detent.Store) -> None:
-    columns = RowsToPublish.of(schema(payload=BinaryType(), headers=HEADERS), "mail")
+    columns = RowsToPublish.of(schema(body=BinaryType(), headers=HEADERS), "mail")
     headers = pa.array([[("priority", "high")]], pa.map_(pa.string(), pa.string()))
     with pytest.raises(Invalid, match="the header 'priority' is a priority"):
-        publish(store, columns, pa.RecordBatch.from_arrays([pa.array([b"x"]), headers], names=["payload", "headers"]))
+        publish(store, columns, pa.RecordBatch.from_arrays([pa.array([b"x"]), headers], names=["body", "headers"]))
     assert claimed(store, "mail") == []
 
 
 def test_without_a_queue_the_filters_decide(store: detent.Store) -> None:
     store.queue("all").create(filter="true")
-    publish(store, RowsToPublish.of(PAYLOAD, None), payloads(b"x"))
-    assert [message.payload for message in claimed(store, "all")] == [b"x"]
+    publish(store, RowsToPublish.of(BODY, None), bodies(b"x"))
+    assert [message.body for message in claimed(store, "all")] == [b"x"]
     assert claimed(store, "mail") == []
 
 
@@ -154,8 +154,8 @@ def test_without_a_queue_the_filters_decide(store: detent.Store) -> None:
     ],
 )
 def test_delays_of_several_types(store: detent.Store, kind: DataType, array: Any) -> None:
-    columns = RowsToPublish.of(schema(payload=BinaryType(), delay=kind), "mail")
-    publish(store, columns, pa.RecordBatch.from_arrays([pa.array([b"x"]), array], names=["payload", "delay"]))
+    columns = RowsToPublish.of(schema(body=BinaryType(), delay=kind), "mail")
+    publish(store, columns, pa.RecordBatch.from_arrays([pa.array([b"x"]), array], names=["body", "delay"]))
     message = store.message(0)
     assert message.visible - message.received == timedelta(seconds=90)
 
@@ -163,14 +163,13 @@ def test_delays_of_several_types(store: detent.Store, kind: DataType, array: Any
 @pytest.mark.parametrize(
     ("kinds", "says"),
     [
-        ({"payload": LongType()}, "payload is binary or string, not bigint"),
-        ({"payload": BinaryType(), "body": BinaryType()}, "two names of the same"),
-        ({"payload": BinaryType(), "id": LongType()}, "id have no place in a message"),
-        ({"headers": HEADERS}, "no column payload"),
-        ({"payload": BinaryType(), "headers": StringType()}, "headers is a map<string,string>, not string"),
-        ({"payload": BinaryType(), "delay": StringType()}, "delay is a number of seconds or an interval, not string"),
-        ({"payload": BinaryType(), "dedup_key": LongType()}, "dedup_key is string"),
-        ({"payload": BinaryType(), "queue": LongType()}, "queue is string"),
+        ({"body": LongType()}, "body is binary or string, not bigint"),
+        ({"body": BinaryType(), "id": LongType()}, "id have no place in a message"),
+        ({"headers": HEADERS}, "no column body"),
+        ({"body": BinaryType(), "headers": StringType()}, "headers is a map<string,string>, not string"),
+        ({"body": BinaryType(), "delay": StringType()}, "delay is a number of seconds or an interval, not string"),
+        ({"body": BinaryType(), "dedup_key": LongType()}, "dedup_key is string"),
+        ({"body": BinaryType(), "queue": LongType()}, "queue is string"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(kinds: dict[str, DataType], says: str) -> None:
@@ -181,30 +180,30 @@ def test_columns_that_do_not_fit_are_refused(kinds: dict[str, DataType], says: s
 @pytest.mark.parametrize(
     ("kinds", "columns", "says"),
     [
-        ({"payload": BinaryType()}, {"payload": ([None], pa.binary())}, "a row has no content: give it payload"),
+        ({"body": BinaryType()}, {"body": ([None], pa.binary())}, "a row has no content: give it body"),
         (
-            {"payload": BinaryType(), "uri": StringType()},
-            {"payload": ([b"x"], pa.binary()), "uri": (["s3://x"], pa.string())},
-            "a payload and a uri",
+            {"body": BinaryType(), "uri": StringType()},
+            {"body": ([b"x"], pa.binary()), "uri": (["s3://x"], pa.string())},
+            "a body and a uri",
         ),
         (
-            {"payload": BinaryType(), "delay": DoubleType()},
-            {"payload": ([b"x"], pa.binary()), "delay": ([-1.0], pa.float64())},
+            {"body": BinaryType(), "delay": DoubleType()},
+            {"body": ([b"x"], pa.binary()), "delay": ([-1.0], pa.float64())},
             "negative",
         ),
         (
-            {"payload": BinaryType(), "delay": DoubleType()},
-            {"payload": ([b"x"], pa.binary()), "delay": ([float("inf")], pa.float64())},
+            {"body": BinaryType(), "delay": DoubleType()},
+            {"body": ([b"x"], pa.binary()), "delay": ([float("inf")], pa.float64())},
             "not finite",
         ),
         (
-            {"payload": BinaryType(), "queue": StringType()},
-            {"payload": ([b"x"], pa.binary()), "queue": (["no such name"], pa.string())},
+            {"body": BinaryType(), "queue": StringType()},
+            {"body": ([b"x"], pa.binary()), "queue": (["no such name"], pa.string())},
             "is no queue name",
         ),
         (
-            {"payload": BinaryType(), "headers": HEADERS},
-            {"payload": ([b"x"], pa.binary()), "headers": ([[("a", None)]], pa.map_(pa.string(), pa.string()))},
+            {"body": BinaryType(), "headers": HEADERS},
+            {"body": ([b"x"], pa.binary()), "headers": ([[("a", None)]], pa.map_(pa.string(), pa.string()))},
             "header's value is null",
         ),
     ],
@@ -221,7 +220,7 @@ def test_a_batch_is_published_once_however_often_it_is_committed(store: detent.S
     writer(store).commit([task(b"2", partition=1), task(b"0", b"1")], 0)
     writer(store).commit([task(b"0", b"1", b"2", run="run-2")], 0)
     writer(store).commit([task(run="run-2")], 1)
-    assert [message.payload for message in claimed(store, "mail")] == [b"0", b"1", b"2"]
+    assert [message.body for message in claimed(store, "mail")] == [b"0", b"1", b"2"]
     assert store.ledger("send").batch == 1
 
 
@@ -237,8 +236,8 @@ def test_another_query_and_an_older_run_are_fenced(store: detent.Store) -> None:
 
 
 def test_a_queue_that_is_not_there_refuses_the_whole_batch(store: detent.Store) -> None:
-    columns = RowsToPublish.of(schema(payload=BinaryType(), queue=StringType()), None)
-    batch = rows(payload=([b"x", b"y"], pa.binary()), queue=(["mail", "nowhere"], pa.string()))
+    columns = RowsToPublish.of(schema(body=BinaryType(), queue=StringType()), None)
+    batch = rows(body=([b"x", b"y"], pa.binary()), queue=(["mail", "nowhere"], pa.string()))
     message = RowsMessage(0, BatchIdentity("query", "run"), pack(columns, [batch]))
     with pytest.raises(NotFound, match="nowhere"):
         writer(store).commit([message], 0)
@@ -248,11 +247,11 @@ def test_a_queue_that_is_not_there_refuses_the_whole_batch(store: detent.Store) 
 
 def test_a_batch_write_with_a_version_is_done_once(store: detent.Store) -> None:
     given = {"path": store.url, "queue": "mail", "txnAppId": "load", "txnVersion": "7"}
-    batch = QueueWriter(PublishSettings.of(given, PAYLOAD, streaming=False))
+    batch = QueueWriter(PublishSettings.of(given, BODY, streaming=False))
     batch.commit([task(b"0")])
     batch.commit([task(b"0")])
     assert store.queue("mail").info().available == 1
-    plain = QueueWriter(PublishSettings.of({"path": store.url, "queue": "mail"}, PAYLOAD, streaming=False))
+    plain = QueueWriter(PublishSettings.of({"path": store.url, "queue": "mail"}, BODY, streaming=False))
     plain.commit([task(b"1")])
     plain.commit([task(b"1")])  # nothing was said that would tell the two from one another
     assert store.queue("mail").info().available == 3
@@ -280,27 +279,27 @@ def test_a_large_batch_is_published_in_parts_and_in_order(store: detent.Store, p
     values = [b"%d" % number for number in range(10)]
     sink = writer(store)
     sink.commit([task(*values[:6]), task(*values[6:], partition=1)], 0)
-    assert [message.payload for message in claimed(store, "mail")] == values
+    assert [message.body for message in claimed(store, "mail")] == values
     assert (store.ledger("send").batch, parts()) == (0, 3)
     assert list(store.journals()) == [], "nothing is kept of a batch that is entered"
     sink.commit([task(*values, run="run-2")], 0)
     assert store.queue("mail").info().available == 0, "a replay changes nothing"
     sink.commit([task(b"next")], 1)
-    assert [message.payload for message in claimed(store, "mail")] == [b"next"]
+    assert [message.body for message in claimed(store, "mail")] == [b"next"]
 
 
 @pytest.mark.parametrize(
     ("limit", "batch"),
     [
-        ("PUBLISHED_BYTES_MAX", {"payload": ([bytes(400)] * 9, pa.binary())}),
-        ("GROUPS_MAX", {"payload": ([b"x"] * 9, pa.binary()), "delay": (list(range(9)), pa.int32())}),
+        ("PUBLISHED_BYTES_MAX", {"body": ([bytes(400)] * 9, pa.binary())}),
+        ("GROUPS_MAX", {"body": ([b"x"] * 9, pa.binary()), "delay": (list(range(9)), pa.int32())}),
     ],
 )
 def test_a_batch_is_split_by_bytes_and_by_delays_too(
     store: detent.Store, parts: Callable[[], int], monkeypatch: pytest.MonkeyPatch, limit: str, batch: Any
 ) -> None:
     monkeypatch.setattr(queue_outgoing, limit, {"PUBLISHED_BYTES_MAX": 1000, "GROUPS_MAX": 2}[limit])
-    kinds = {"payload": BinaryType(), "delay": IntegerType()}
+    kinds = {"body": BinaryType(), "delay": IntegerType()}
     columns = RowsToPublish.of(schema(**{name: kinds[name] for name in batch}), "mail")
     packed = pack(columns, [rows(**batch)])
     writer(store).commit([RowsMessage(0, BatchIdentity("query", "run-1"), packed)], 0)
@@ -311,11 +310,11 @@ def test_a_batch_is_split_by_bytes_and_by_delays_too(
 @pytest.mark.usefixtures("small_room")
 def test_all_that_a_message_has_survives_a_split(store: detent.Store) -> None:
     columns = RowsToPublish.of(
-        schema(payload=BinaryType(), uri=StringType(), headers=HEADERS, dedup_key=StringType(), queue=StringType()),
+        schema(body=BinaryType(), uri=StringType(), headers=HEADERS, dedup_key=StringType(), queue=StringType()),
         None,
     )
     batch = rows(
-        payload=([b"\xff", None, b"", b"3", b"4"], pa.binary()),
+        body=([b"\xff", None, b"", b"3", b"4"], pa.binary()),
         uri=([None, "s3://b/k", None, None, None], pa.string()),
         headers=([[("a", "ä")], None, [], [("b", "2")], None], pa.map_(pa.string(), pa.string())),
         dedup_key=(["k", None, None, "k", None], pa.string()),
@@ -323,11 +322,11 @@ def test_all_that_a_message_has_survives_a_split(store: detent.Store) -> None:
     )
     writer(store).commit([RowsMessage(0, BatchIdentity("query", "run-1"), pack(columns, [batch]))], 0)
     mail, sms = claimed(store, "mail"), claimed(store, "sms")
-    assert [(one.payload, one.headers) for one in mail] == [
+    assert [(one.body, one.headers) for one in mail] == [
         (b"\xff", {"a": "ä", "queue": "mail"}),
         (b"", {"queue": "mail"}),
     ]
-    assert [(one.payload, one.uri) for one in sms] == [(b"", "s3://b/k"), (b"4", None)]
+    assert [(one.body, one.uri) for one in sms] == [(b"", "s3://b/k"), (b"4", None)]
 
 
 @pytest.mark.usefixtures("small_room")
@@ -340,7 +339,7 @@ def test_a_new_query_after_a_reset_splits_its_own_batches(store: detent.Store) -
         writer(store).commit([again], 0)
     store.reset_ledger("send")
     writer(store).commit([again], 0)
-    assert [message.payload for message in claimed(store, "mail")] == values
+    assert [message.body for message in claimed(store, "mail")] == values
     with pytest.raises(Fenced):
         writer(store).commit([task(*values)], 1)
 
@@ -363,12 +362,12 @@ def test_a_driver_that_was_replaced_between_parts_publishes_no_more(
     monkeypatch.setattr(queue_splitting, "add_messages", replaced)
     with pytest.raises(Fenced, match="was replaced"):
         writer(store).commit([task(*values)], 1)
-    assert [message.payload for message in claimed(store, "mail")] == values
+    assert [message.body for message in claimed(store, "mail")] == values
 
 
 @pytest.mark.usefixtures("small_room")
 def test_a_write_without_a_ledger_is_not_split(store: detent.Store) -> None:
-    plain = QueueWriter(PublishSettings.of({"path": store.url, "queue": "mail"}, PAYLOAD, streaming=False))
+    plain = QueueWriter(PublishSettings.of({"path": store.url, "queue": "mail"}, BODY, streaming=False))
     with pytest.raises(LimitExceeded, match="txnAppId"):
         plain.commit([task(b"0", b"1", b"2", b"3")])
     assert store.queue("mail").info().available == 0
@@ -391,7 +390,7 @@ def test_many_messages_take_several_operations(store: detent.Store, monkeypatch:
     monkeypatch.setattr(queue_outgoing, "PUBLISH_MESSAGES_MAX", 3)
     values = [b"%d" % number for number in range(10)]
     writer(store).commit([task(*values)], 0)
-    assert [message.payload for message in claimed(store, "mail")] == values
+    assert [message.body for message in claimed(store, "mail")] == values
 
 
 def test_a_task_without_a_message_is_refused() -> None:
@@ -411,12 +410,12 @@ def test_a_task_without_a_message_is_refused() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, str], streaming: bool, says: str) -> None:
     with pytest.raises(Invalid, match=says):
-        PublishSettings.of({"path": "file:/x", **options}, PAYLOAD, streaming=streaming)
+        PublishSettings.of({"path": "file:/x", **options}, BODY, streaming=streaming)
 
 
 def test_a_queue_is_not_overwritten() -> None:
     source = QueueDataSource({"path": "file:/x", "queue": "mail"})
     with pytest.raises(Invalid, match="append"):
-        source.writer(PAYLOAD, True)
+        source.writer(BODY, True)
     with pytest.raises(Invalid, match="append"):
-        source.streamWriter(PAYLOAD, True)
+        source.streamWriter(BODY, True)

@@ -153,3 +153,46 @@ def test_without_a_private_folder_there_is_none(connection: str) -> None:
 def test_a_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert source_process._place(str(tmp_path / "spark.sock")) is None
+
+
+# -- reporting ------------------------------------------------------------------------------------------------------
+
+REPORT = """
+import sys
+from detent.spark import source_process
+line = source_process.report()
+print("pyspark" in sys.modules, flush=True)
+"""
+
+
+def reported(listener: socket.socket, **environment: str) -> tuple[socket.socket, subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", REPORT], env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    )
+    listener.settimeout(PATIENCE_S)
+    line, _ = listener.accept()
+    return line, process
+
+
+def test_source_reports_to_a_socket_before_it_imports_anything_large(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "spark.sock"))
+        listener.listen()
+        line, process = reported(listener, **{source_request.CONNECTION: str(tmp_path / "spark.sock")})
+        with line:
+            assert struct.unpack("!i", line.recv(4)) == (process.pid,)
+            assert process.communicate()[0] == "False\n"
+
+
+@pytest.mark.parametrize("answer", [b"ok", b"no"])
+def test_source_reports_to_a_port_with_the_secret_that_spark_gave_it(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        place = {source_process.PORT: port, source_process.SECRET: "secret", source_request.CONNECTION: ""}
+        line, process = reported(listener, **place)
+        with line:
+            assert line.recv(10) == b"\0\0\0\6secret"
+            line.sendall(b"\0\0\0\2" + answer)
+            assert line.recv(4) == (struct.pack("!i", process.pid) if answer == b"ok" else b"")
+            process.communicate()
+        assert (process.returncode == 0) is (answer == b"ok")

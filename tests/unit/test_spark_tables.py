@@ -145,21 +145,21 @@ def test_messages_in_each_state(store: Store) -> None:
     flying = found[held]
     assert (flying["priority"], flying["attempts"], flying["consumer"]) == (3, 1, "me")
     assert flying["lease_ends_at"] - flying["claimed_at"] == timedelta(hours=1)
-    assert (flying["delivery"], flying["payload"]) == (deliveries[held].fencing_token, b"held")
+    assert (flying["delivery"], flying["body"]) == (deliveries[held].fencing_token, b"held")
     assert dict(flying["headers"]) == {"priority": "3", "queue": "q"}
     waiting = found[free]
-    assert (waiting["uri"], waiting["payload"], waiting["expires_at"]) == ("s3://bucket/key", None, None)
+    assert (waiting["uri"], waiting["body"], waiting["expires_at"]) == ("s3://bucket/key", None, None)
     assert (waiting["consumer"], waiting["delivery"], waiting["lease_ends_at"]) == (None, None, None)
     assert is_lately(waiting["visible_at"])
     assert is_lately(waiting["received_at"])
     assert is_lately(waiting["created_at"])
     assert found[later]["visible_at"] - found[later]["received_at"] == timedelta(hours=1)
-    assert (found[later]["payload"], dict(found[later]["headers"])) == (b"", {"a": "1", "queue": "q"})
-    assert (found[failed]["reason"], found[failed]["payload"]) == ("no", b"failed")
+    assert (found[later]["body"], dict(found[later]["headers"])) == (b"", {"a": "1", "queue": "q"})
+    assert (found[failed]["reason"], found[failed]["body"]) == ("no", b"failed")
     assert is_lately(found[failed]["failed_at"])
     ended = found[done]
     assert is_lately(ended["done_at"])
-    assert (ended["attempts"], ended["payload"], ended["headers"], ended["priority"]) == (1, None, None, None)
+    assert (ended["attempts"], ended["body"], ended["headers"], ended["priority"]) == (1, None, None, None)
 
 
 def test_many_messages_come_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,13 +171,13 @@ def test_many_messages_come_page_by_page(store: Store, monkeypatch: pytest.Monke
     found = batches(store, "messages")
     assert [batch.num_rows for batch in found] == [700, 700, 700, 400]
     table = pa.Table.from_batches(found)
-    assert table.column("payload").to_pylist() == bodies
+    assert table.column("body").to_pylist() == bodies
     queue.ack(queue.claim(1_200))
     table = pa.Table.from_batches(batches(store, "messages"))
     assert table.column("message").to_pylist() == [*range(1_200, 2_500), *range(1_200)]
 
 
-def test_large_payloads_come_a_few_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_come_a_few_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (table_columns, table_queues):
         monkeypatch.setattr(module, "BATCH_BYTES", 1 << 20)
     monkeypatch.setattr(contents, "ANSWER_CONTENT_BYTES_MAX", 1 << 20)  # a server sends one message at a time
@@ -190,8 +190,8 @@ def test_large_payloads_come_a_few_at_a_time(store: Store, monkeypatch: pytest.M
         one.fail("too large")
     found = batches(store, "failed")
     assert [batch.num_rows for batch in found] == [2, 2, 1]
-    payloads = [payload for batch in found for payload in batch.column("payload").to_pylist()]
-    assert payloads == [bytes([number]) * 700_000 for number in range(5)]
+    bodies = [body for batch in found for body in batch.column("body").to_pylist()]
+    assert bodies == [bytes([number]) * 700_000 for number in range(5)]
 
 
 def test_failed_of_some_queues(store: Store) -> None:
@@ -206,7 +206,7 @@ def test_failed_of_some_queues(store: Store) -> None:
     found = rows(store, "failed", queue="b")
     assert [row["message"] for row in found] == list(range(150, 300))
     first = found[0]
-    assert (first["queue"], first["attempts"], first["priority"], first["payload"]) == ("b", 1, 128, b"x")
+    assert (first["queue"], first["attempts"], first["priority"], first["body"]) == ("b", 1, 128, b"x")
     assert is_lately(first["failed_at"])
     assert first["delivery"] > 0
     assert rows(store, "failed", queue="c") == []
@@ -286,12 +286,12 @@ def test_a_queue_that_is_deleted_between_two_pages(store: Store, monkeypatch: py
     monkeypatch.setattr(table_columns, "BATCH_ROWS", 1)
     reader, partitions = planned(store, "messages")
     found = reader.read(partitions[0])
-    assert next(found).column("payload").to_pylist() == [b"old"]
+    assert next(found).column("body").to_pylist() == [b"old"]
     queue.delete()
     if then == "made anew":
         queue.create()
         queue.publish_many([b"new"] * (listing.LISTED_MAX + 2))
-    assert {payload for batch in found for payload in batch.column("payload").to_pylist()} <= {b"old", None}
+    assert {body for batch in found for body in batch.column("body").to_pylist()} <= {b"old", None}
 
 
 # -- journals ---------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_a_store_that_a_server_owns(tmp_path: Path) -> None:
         client.queue("q").publish(b"x")
         client.journal("j").append(b"1")
         both = {"server": server.url}
-        assert [row["payload"] for row in rows(url, "messages", **both)] == [b"x"]
+        assert [row["body"] for row in rows(url, "messages", **both)] == [b"x"]
         assert rows(url, "ledgers", **both) == []
         assert [row["journal"] for row in rows(url, "producers", **both)] == ["j"]
         used = {(place, role) for place, role in opened._open}
@@ -485,6 +485,6 @@ def test_the_docs_name_every_table_and_column() -> None:
     section = docs.split("\n## Tables\n")[1].split("\n## ")[0]
     lines = {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
     for name, table in TABLES.items():
-        described = lines[name] + (section if "payload" in table.columns else "")
+        described = lines[name] + (section if "body" in table.columns else "")
         missing = [column for column in table.columns if f"`{column}`" not in described]
         assert not missing, f"{name}: {missing}"

@@ -117,10 +117,10 @@ ONE = st.one_of(
 def test_body_and_attributes_come_back_bit_by_bit(body: bytes, sent: dict[str, Attribute]) -> None:
     attributes.check(sent)
     headers = {ADDRESS: "orders", attributes.GROUP: "g" * 128, attributes.DEDUP: "d" * 128}
-    payload = attributes.pack(body, sent, headers)
+    content = attributes.pack(body, sent, headers)
     check_headers(headers)
     assert headers[ADDRESS] == "orders"
-    assert attributes.unpack(payload, headers) == (body, sent)
+    assert attributes.unpack(content, headers) == (body, sent)
 
 
 def test_a_text_attribute_is_a_header_of_its_own_name() -> None:
@@ -143,10 +143,10 @@ def test_a_text_attribute_is_a_header_of_its_own_name() -> None:
 def test_the_largest_attributes_go_behind_the_body_when_the_headers_are_full() -> None:
     headers: dict[str, str] = {}
     sent = {"large": Attribute("String", "x" * 9_000), "tier": Attribute("String", "gold")}
-    payload = attributes.pack(b"body", sent, headers)
-    assert payload.startswith(b"body")
+    content = attributes.pack(b"body", sent, headers)
+    assert content.startswith(b"body")
     assert headers == {"tier": "gold", BODY: "4"}
-    assert attributes.unpack(payload, headers) == (b"body", sent)
+    assert attributes.unpack(content, headers) == (b"body", sent)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_headers_of_other_producers_stop_nobody(headers: dict[str, str]) -> None
 @pytest.mark.parametrize(
     "behind", [b"\x91\x94\xa1\xff\xa1t\xa1v\xc0", b"\x91\x94\xa1n\xa1t", b"\xc1", b"\x91" * 10_000], ids=len
 )
-def test_payloads_of_other_producers_stop_nobody(behind: bytes) -> None:
+def test_contents_of_other_producers_stop_nobody(behind: bytes) -> None:
     assert attributes.unpack(b"body" + behind, {BODY: "4"}) == (b"body" + behind, {})
 
 

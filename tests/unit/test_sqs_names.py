@@ -74,11 +74,11 @@ def test_what_names_no_queue_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("host", [None, "", "a b", "evil/x", "h:99999999", "a\r\nb"])
 def test_a_strange_host_is_not_repeated(host: str | None) -> None:
-    assert names.base_url("http", host, names.Place()) == "http://localhost/000000000000/"
+    assert names.base_url("http", host, names.QueuePlace()) == "http://localhost/000000000000/"
 
 
 def test_arns_name_queues() -> None:
-    place = names.Place("eu-central-1", "123456789012")
+    place = names.QueuePlace("eu-central-1", "123456789012")
     assert place.arn("orders") == "arn:aws:sqs:eu-central-1:123456789012:orders"
     assert names.queue_of_arn(place.arn("orders"), "SourceArn") == "orders"
     for arn in ("orders", "arn:aws:sns:eu-central-1:123456789012:orders", "arn:aws:sqs:r:a:b:c", "arn:aws:sqs:r:a:a b"):

@@ -13,9 +13,9 @@ from detent.queue import operations as ops
 from detent.server.access import UNCHECKED
 from detent.server.sqs import receiving
 from detent.server.sqs.attributes import GROUP
-from detent.server.sqs.call import Call
+from detent.server.sqs.call import SqsCall
 from detent.server.sqs.directory import Directory
-from detent.server.sqs.names import Place
+from detent.server.sqs.names import QueuePlace
 from detent.server.sqs.receiving import Receiving, Undo
 
 
@@ -48,8 +48,8 @@ def test_what_was_claimed_for_a_consumer_that_hung_up_meanwhile_is_there_for_oth
                 await hung_up.wait()
 
             slow: Any = Slow(store, hung_up)
-            receive = Receiving(slow, Directory(store), Place(), time.time, lambda _: True).receive
-            call = Call("ReceiveMessage", {"QueueUrl": "orders", "WaitTimeSeconds": 20}, UNCHECKED, "", "", gone)
+            receive = Receiving(slow, Directory(store), QueuePlace(), time.time, lambda _: True).receive
+            call = SqsCall("ReceiveMessage", {"QueueUrl": "orders", "WaitTimeSeconds": 20}, UNCHECKED, "", "", gone)
             receiving_it = asyncio.create_task(receive(call))
             await asyncio.sleep(0.05)
             await queue.publish(b"x")
@@ -64,7 +64,7 @@ def test_what_was_claimed_for_a_consumer_that_hung_up_meanwhile_is_there_for_oth
 def test_new_attempts_are_remembered_however_many_there_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "ATTEMPTS_MAX", 3)
     nothing: Any = None
-    known = Receiving(nothing, nothing, Place(), time.time, lambda _: True)
+    known = Receiving(nothing, nothing, QueuePlace(), time.time, lambda _: True)
     result = ops.ClaimedMessages(1, 0, 0, [], [], [], b"")
     undo = Undo(nothing, result)
     for attempt in ("a", "b", "a", "c", "d"):
@@ -72,17 +72,17 @@ def test_new_attempts_are_remembered_however_many_there_were(monkeypatch: pytest
     assert [attempt for _, attempt in known._attempts] == ["a", "c", "d"]
     monkeypatch.setattr(receiving, "ATTEMPTS_MAX", 1_000)
     monkeypatch.setattr(receiving, "ATTEMPT_S", -1.0)
-    old = Receiving(nothing, nothing, Place(), time.time, lambda _: True)
+    old = Receiving(nothing, nothing, QueuePlace(), time.time, lambda _: True)
     for attempt in ("a", "b"):
         old._remember(("q.fifo", attempt), result, undo)
     assert [attempt for _, attempt in old._attempts] == ["b"]
 
 
-def receive_call(**fields: Any) -> Call:
+def receive_call(**fields: Any) -> SqsCall:
     async def stays() -> None:
         await asyncio.Event().wait()
 
-    return Call("ReceiveMessage", {"QueueUrl": "orders.fifo", **fields}, UNCHECKED, "", "", stays)
+    return SqsCall("ReceiveMessage", {"QueueUrl": "orders.fifo", **fields}, UNCHECKED, "", "", stays)
 
 
 def test_receive_whose_answer_was_lost_is_undone_unless_it_was_given_again() -> None:
@@ -91,7 +91,7 @@ def test_receive_whose_answer_was_lost_is_undone_unless_it_was_given_again() -> 
             queue = store.queue("orders.fifo")
             await queue.create(lease="1h", max_attempts=1, group_header=GROUP)
             await queue.publish(b"x")
-            receive = Receiving(store, Directory(store), Place(), time.time, lambda _: True).receive
+            receive = Receiving(store, Directory(store), QueuePlace(), time.time, lambda _: True).receive
             named = {"ReceiveRequestAttemptId": "try", "MessageSystemAttributeNames": ["All"]}
 
             lost = receive_call(**named)
@@ -118,7 +118,7 @@ def test_receive_that_fails_after_its_claim_is_undone(error: BaseException, monk
             queue = store.queue("orders.fifo")
             await queue.create(lease="1h", max_attempts=1)
             await queue.publish(b"x")
-            receiving = Receiving(store, Directory(store), Place(), time.time, lambda _: True)
+            receiving = Receiving(store, Directory(store), QueuePlace(), time.time, lambda _: True)
 
             async def fail(*_: object) -> Any:
                 raise error

@@ -12,7 +12,7 @@ import pytest
 from detent.server.sqs import sending
 from detent.server.sqs.attributes import DEDUP, GROUP
 from detent.server.sqs.errors import Refused
-from detent.server.sqs.settings import View, read_allow_policy, read_attributes, same
+from detent.server.sqs.settings import SettingsView, read_allow_policy, read_attributes, same
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 
@@ -110,7 +110,7 @@ def test_the_same_allow_policy_can_be_written_in_several_ways() -> None:
     assert same("RedriveAllowPolicy", first, second)
 
 
-def view(**changes: Any) -> View:
+def view(**changes: Any) -> SettingsView:
     """A FIFO queue."""
     fields: dict[str, Any] = {
         "name": "q.fifo",
@@ -127,10 +127,10 @@ def view(**changes: Any) -> View:
         "labels": {},
         "dedup_window_ms": 0,
     }
-    return View(**{**fields, **changes})
+    return SettingsView(**{**fields, **changes})
 
 
-def letter(of: View, **fields: Any) -> sending.Letter:
+def letter(of: SettingsView, **fields: Any) -> sending.SentMessage:
     return sending._letter(of, {"MessageBody": "body", **fields}, "me", "")
 
 

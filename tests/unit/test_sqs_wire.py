@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import detent
 from detent.server.access import Caller, Grant
-from detent.server.app import Application
-from detent.server.http import Request
+from detent.server.app import ServerApplication
+from detent.server.http import HttpRequest
 from detent.server.keys import KeyRing, new_key
 from detent.server.sqs import jsonwire, querywire
 from detent.server.sqs.errors import Refused
@@ -448,7 +448,7 @@ def test_what_nobody_thought_of_is_a_failure_of_the_server_in_the_protocols_own_
 
 def test_whoever_is_not_known_is_told_so_with_the_names_of_sqs(endpoint: Endpoint) -> None:
     key = new_key("me", ["admin:*:*"], now=datetime.now(UTC))
-    app = Application([endpoint.part], keys=KeyRing([key]))
+    app = ServerApplication([endpoint.part], keys=KeyRing([key]))
     now = datetime.now(UTC)
     signature = (
         f"AWS4-HMAC-SHA256 Credential={key.id}/{now:%Y%m%d}/us-east-1/sqs/aws4_request, "
@@ -520,7 +520,7 @@ def test_requests_of_others_are_left_to_others(endpoint: Endpoint) -> None:
     def owns(method: str, path: str, headers: dict[str, str], query: bytes = b"") -> bool:
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": encoded}
-        return bool(endpoint.part.owns(Request(scope, receive)))
+        return bool(endpoint.part.owns(HttpRequest(scope, receive)))
 
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert owns("POST", "/", form)
@@ -534,9 +534,9 @@ def test_requests_of_others_are_left_to_others(endpoint: Endpoint) -> None:
 
 
 def test_an_application_says_errors_in_the_form_of_the_part_that_they_are_of(endpoint: Endpoint) -> None:
-    assert isinstance(Application([endpoint.part]), Application)
+    assert isinstance(ServerApplication([endpoint.part]), ServerApplication)
     refused = endpoint.part.refuse(
-        Request(
+        HttpRequest(
             {"method": "POST", "path": "/", "query_string": b"", "headers": [(b"x-amz-target", b"AmazonSQS.X")]},
             lambda: None,  # type: ignore[arg-type, return-value]
         ),

@@ -147,7 +147,7 @@ def test_what_is_no_value() -> None:
     state["a"] = "x" * VALUE_BYTES_MAX
     with pytest.raises(LimitExceeded, match="use several keys"):
         state.seal()
-    with pytest.raises(Corrupt, match="no JSON"):
+    with pytest.raises(Corrupt, match="not JSON"):
         KeyedState(Space(Stored(a=b"{"), kept_max=10))["a"]
 
 

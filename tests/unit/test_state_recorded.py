@@ -19,12 +19,14 @@ from detent.state.recovery_log import (
     AUTHOR,
     SNAPSHOT,
     Playback,
-    Recorded,
     SnapshotPart,
     decode_record,
     encode_record,
     log_name,
     play_log,
+)
+from detent.state.recovery_log import (
+    RecordedCommit as Recorded,
 )
 from detent.state.state_file import StateFile
 from processes import eventually

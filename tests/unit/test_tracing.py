@@ -20,8 +20,8 @@ from detent.queue import operations as queues
 from detent.remote.asgi import REQUESTS
 from detent.server.access import Caller
 from detent.server.api import Api
-from detent.server.app import Application
-from detent.server.http import Request
+from detent.server.app import ServerApplication
+from detent.server.http import HttpRequest
 from detent.server.native import NativePart
 from detent.server.tracing import Tracing
 
@@ -37,7 +37,7 @@ def traced(work: Callable[[Ask], Awaitable[None]]) -> None:
 
     async def main() -> None:
         async with detent.open_async("memory:") as store:
-            app = Application([Api(store), NativePart(store)], tracing=tracing)
+            app = ServerApplication([Api(store), NativePart(store)], tracing=tracing)
 
             async def ask(method: str, path: str, body: Any = None, **more: Any) -> ReadableSpan:
                 exported.clear()
@@ -82,9 +82,9 @@ def test_every_operation_has_its_type_and_its_count() -> None:
     async def work(ask: Ask) -> None:
         await ask("PUT", "/v1/queues/q", {"filter": "true"})
         send = {"name": "publish", "type": "send", "destination": "q"}
-        assert about(await ask("POST", "/v1/queues/q/messages", {"payload": "a"})) == send
-        assert about(await ask("POST", "/v1/queues/q/messages", [{"payload": "a"}] * 3)) == {**send, "count": 3}
-        anywhere = await ask("POST", "/v1/messages", [{"payload": "a"}] * 2)
+        assert about(await ask("POST", "/v1/queues/q/messages", {"body": "a"})) == send
+        assert about(await ask("POST", "/v1/queues/q/messages", [{"body": "a"}] * 3)) == {**send, "count": 3}
+        anywhere = await ask("POST", "/v1/messages", [{"body": "a"}] * 2)
         assert about(anywhere) == {"name": "publish_anywhere", "type": "send", "count": 2}
         claimed = await ask("POST", "/v1/queues/q/claim", {"count": 2})
         assert about(claimed) == {"name": "claim", "type": "receive", "destination": "q", "count": 2}
@@ -101,7 +101,7 @@ def test_every_operation_has_its_type_and_its_count() -> None:
 @pytest.mark.parametrize(
     ("operations", "expected"),
     [
-        ([{"op": "publish", "payload": "a"}, {"op": "append", "journal": "j", "body": "a"}],
+        ([{"op": "publish", "body": "a"}, {"op": "append", "journal": "j", "body": "a"}],
          {"type": "send", "count": 2}),
         ([{"op": "append", "journal": "j", "body": "a"}], {"type": "send"}),
         ([{"op": "check_next_offset", "journal": "j", "offset": 0}], {}),
@@ -129,7 +129,7 @@ def test_an_error_is_named_and_only_the_servers_own_are_errors_of_the_span() -> 
 
 
 def test_a_fault_of_the_server_is_an_error_of_the_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(self: Api, request: Request, caller: Caller) -> None:
+    async def fail(self: Api, request: HttpRequest, caller: Caller) -> None:
         raise detent.Unavailable("not now") if request.path == "/v1/queues" else RuntimeError("a fault")
 
     monkeypatch.setattr(Api, "answer", fail)
@@ -145,7 +145,7 @@ def test_a_fault_of_the_server_is_an_error_of_the_span(monkeypatch: pytest.Monke
     tracing = Tracing(provider.get_tracer("test"), propagate.extract, trace.SpanKind.SERVER)
     with (
         pytest.raises(RuntimeError),
-        tracing.span(Request(_scope("GET", "/v1/queues/q", {}), _receive(None))),
+        tracing.span(HttpRequest(_scope("GET", "/v1/queues/q", {}), _receive(None))),
     ):
         raise RuntimeError("a fault")
     (span,) = exported.get_finished_spans()

@@ -210,8 +210,8 @@ def test_a_class_is_found_by_its_place(folder: Path, place: str) -> None:
         ("their_queues:FileQueue:x?host", Invalid, "NAME=VALUE"),
         ("no_such_module:FileQueue:x", NotFound, "there is no module 'no_such_module'"),
         ("./none.py:FileQueue:x", NotFound, "there is no file none.py"),
-        ("rabbit:x", Invalid, "'rabbit' is no kind of queue: write sqs:.*MODULE:CLASS:NAME"),
-        ("rabbit", Invalid, "no URL of a queue"),
+        ("rabbit:x", Invalid, "'rabbit' is not a kind of queue: write sqs:.*MODULE:CLASS:NAME"),
+        ("rabbit", Invalid, "not the URL of a queue"),
     ],
 )
 def test_a_wrong_url_says_what_to_write(folder: Path, url: str, error: type[Exception], why: str) -> None:

@@ -15,7 +15,7 @@ from arrowfuzz import file_of, stamped
 from detent.errors import Busy, Invalid, Unavailable
 from detent.journal.fragments import new_fragment_id, object_name
 from detent.remote import served_objects
-from detent.remote.asgi import Call, Reply
+from detent.remote.asgi import OwnerCall, Reply
 from detent.remote.served_objects import PATH, UPLOADS_MAX, ServedObjects
 
 SOON_S = 5.0
@@ -49,7 +49,7 @@ def upload(objects: ServedObjects, number: int, parts: Callable[[], AsyncIterato
         return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
     name = object_name(new_fragment_id(number, b"0123456789"))
-    return objects.answer(Call({"method": "PUT", "path": PATH + name, "headers": []}, receive, None))
+    return objects.answer(OwnerCall({"method": "PUT", "path": PATH + name, "headers": []}, receive, None))
 
 
 async def trickle() -> AsyncIterator[bytes]:

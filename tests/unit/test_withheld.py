@@ -19,7 +19,7 @@ from detent.ledger import operations as ledgers
 from detent.queue import operations as queues
 from detent.remote import wire
 from detent.server.api import Api
-from detent.server.app import Application
+from detent.server.app import ServerApplication
 from detent.server.keys import KeyRing, new_key
 from detent.server.native import NativePart
 from detent.server.sqs.part import SqsPart
@@ -42,7 +42,7 @@ def asked(grants: list[str], method: str, path: str, body: Any) -> httpx.Respons
         async with detent.open_async("memory:") as store:
             await _filled(store)
             key = new_key("k", grants, now=datetime.now(UTC))
-            app = Application([NativePart(store), Api(store), SqsPart(store)], keys=KeyRing([key]))
+            app = ServerApplication([NativePart(store), Api(store), SqsPart(store)], keys=KeyRing([key]))
             headers = {"authorization": f"Bearer {key.id}.{key.secret}", "host": "localhost"}
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
@@ -89,7 +89,7 @@ CASES = {
     ),
     "another queue's name, by its group": (
         ["publish:queue:orders"], [f"consume:queue:{SECRET}-queue"],
-        "POST", "/v1/queues/orders/messages", {"payload": "x", "headers": {"vip": LONG}},
+        "POST", "/v1/queues/orders/messages", {"body": "x", "headers": {"vip": LONG}},
     ),
     "another queue's name, natively": (
         ["publish:queue:orders"], [f"consume:queue:{SECRET}-queue"],

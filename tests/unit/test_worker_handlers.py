@@ -132,9 +132,9 @@ def test_worker_runs_again_after_a_claim_that_failed(monkeypatch: pytest.MonkeyP
 
         worker = Worker(queue, lambda message: handled.set())
         monkeypatch.setattr(queue, "claim", claim_once)
-        for payload in (b"x", b"y"):
+        for body in (b"x", b"y"):
             handled.clear()
-            queue.publish(payload)
+            queue.publish(body)
             with pytest.raises(detent.Denied):
                 worker.run()
         assert queue.info().done == worker.handled == 2

@@ -11,52 +11,41 @@
 
 An app, and how it starts:
 
-    app.py                 `Bus`: sends and handles typed messages; `run` for several
-    declared.py            what an app is made of: parts and handlers; what all files below take
+    app.py                 `Bus`: sends and handles typed messages; its life from open to stop; `run` for several
+    declared.py            what an app is made of: parts, handlers, hooks, retries; what all files below take
     checks.py              what is refused at the start
-    running.py             transport, threads and event loop, from start to stop
 
 One delivery, in the order in which things happen:
 
     transport.py           what carries messages: queues, and what an app needs besides (see below)
-    worker.py              takes deliveries, hands each to a thread, keeps their leases
-    pipeline.py            read, begin, mark, handle, save what was sent, commit, acknowledge
-    calling.py             that pipeline for plain functions and for coroutines
-    envelope.py            a message as bytes, headers and address
-    message_types.py       which class a message is
-    serializers.py         bytes to objects and back
-    unit_of_work.py        the contract of the transaction that all of it commits in (see below)
+    worker.py              take, read, begin, mark, handle, keep what is sent, commit, acknowledge
+    calling.py             that way for plain functions and for coroutines
+    messages.py            names of classes, bytes to objects and back, the envelope
+    unit_of_work.py        the contract of the transaction that all of it commits in, and its guard (see below)
     idempotency.py         the mark: which messages were handled
     tracker_sql.py         marks in the user's database
     handlers.py            which function takes which messages, and its other parameters
-    context.py             what a handler knows of its message, and how it sends
-    middleware.py          hooks around messages
-    retries.py             how often a message is tried, and when
-    observing.py           watching what becomes of messages, from outside
 
 Sending, and the outbox:
 
-    sending.py             the type's name, the address, and the transaction that a message goes with
+    sending.py             the address, the id, the transaction that a message goes with; `Context` of a handled one
     outbox.py              the contract of the outbox
     outbox_sql.py          the outbox in the user's database
     forwarder.py           sends what waits in it, lane by lane
     housekeeping.py        forgets old marks and sent messages
     transaction.py         `bus.transaction(session)`, for web requests and other code
     inbox.py               `@exactly_once`, for messages from elsewhere
-    replies.py             requests that wait for replies
-    reply_journals.py      replies through a store: a journal for each app
+    replies.py             requests that wait for replies, and the journals for these
 
 Transports:
 
     transport_urls.py      transports by URL
     transport_queue.py     queues of a Detent store
-    topics.py              names of topics, and the filters that they become
+    topics.py              names of topics, the filters that they become, and lists for systems without filters
     transport_external.py  queues of SQS, and of any class of `detent.transports`
-    transport_sending.py   what goes to which of them, and how much in one call
 
 Units of work:
 
-    unit_rules.py          what every one on a database has to see to: the guard, and what waits for the disk
     unit_sqlalchemy.py     SQLAlchemy sessions, plain and async
     unit_dbapi.py          connections of sqlite3 and of psycopg, plain and async
     unit_django.py         Django
@@ -64,10 +53,8 @@ Units of work:
 
 SQL, and looking at an app:
 
-    sql_port.py            SQL on whatever connection a unit has
     statements.py          the tables of trackers and outboxes, and their statements
-    lane_statements.py     how lanes are claimed
-    looking.py             what is in an app's queue and outbox, without running it
+    looking.py             what is in an app's queue and outbox, and what becomes of its messages
 """
 
 from __future__ import annotations
@@ -77,24 +64,14 @@ from typing import TYPE_CHECKING
 from detent.lazy import attributes
 
 if TYPE_CHECKING:
-    from detent.bus.app import Bus, run, run_async
-    from detent.bus.context import Context
-    from detent.bus.declared import Outcome
-    from detent.bus.envelope import Envelope, Incoming
-    from detent.bus.idempotency import (
-        IDEMPOTENCY_CHECK_KEY,
-        IdempotencyConfig,
-        InMemoryTracker,
-        MessageTracker,
-    )
+    from detent.bus.app import Bus, Middleware, run, run_async
+    from detent.bus.declared import Outcome, Retries
+    from detent.bus.idempotency import IDEMPOTENCY_CHECK_KEY, IdempotencyConfig, InMemoryTracker, MessageTracker
     from detent.bus.inbox import exactly_once
-    from detent.bus.message_types import message
-    from detent.bus.middleware import Middleware
+    from detent.bus.messages import Envelope, Incoming, JsonSerializer, MsgpackSerializer, Serializer, message
     from detent.bus.outbox import Claim, FailedEnvelope, OutboxCounts, OutboxStorage, Pending
     from detent.bus.outbox_sql import SqlOutbox
-    from detent.bus.retries import Retries
-    from detent.bus.serializers import JsonSerializer, MsgpackSerializer, Serializer
-    from detent.bus.sql_port import SqlPort
+    from detent.bus.sending import Context
     from detent.bus.statements import schema
     from detent.bus.tracker_sql import SqlTracker
     from detent.bus.transaction import BusTransaction
@@ -106,32 +83,29 @@ if TYPE_CHECKING:
     from detent.bus.unit_engine import EngineUnitOfWork
     from detent.bus.unit_of_work import Unit, UnitOfWork
     from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
+    from detent.sql.port import SqlPort
 
 _HOMES = {
-    "detent.bus.app": ("Bus", "run", "run_async"),
-    "detent.bus.declared": ("Outcome",),
-    "detent.bus.context": ("Context",),
-    "detent.bus.envelope": ("Envelope", "Incoming"),
+    "detent.bus.app": ("Bus", "Middleware", "run", "run_async"),
+    "detent.bus.declared": ("Outcome", "Retries"),
     "detent.bus.idempotency": ("IDEMPOTENCY_CHECK_KEY", "IdempotencyConfig", "InMemoryTracker", "MessageTracker"),
     "detent.bus.inbox": ("exactly_once",),
-    "detent.bus.middleware": ("Middleware",),
+    "detent.bus.messages": ("Envelope", "Incoming", "JsonSerializer", "MsgpackSerializer", "Serializer", "message"),
     "detent.bus.outbox": ("Claim", "FailedEnvelope", "OutboxCounts", "OutboxStorage", "Pending"),
     "detent.bus.outbox_sql": ("SqlOutbox",),
-    "detent.bus.retries": ("Retries",),
-    "detent.bus.serializers": ("JsonSerializer", "MsgpackSerializer", "Serializer"),
-    "detent.bus.sql_port": ("SqlPort",),
+    "detent.bus.sending": ("Context",),
     "detent.bus.statements": ("schema",),
     "detent.bus.tracker_sql": ("SqlTracker",),
     "detent.bus.transaction": ("BusTransaction",),
     "detent.bus.transport": ("Transport",),
     "detent.bus.transport_external": ("ExternalTransport", "SqsTransport"),
     "detent.bus.transport_queue": ("QueueTransport",),
-    "detent.bus.message_types": ("message",),
     "detent.bus.unit_dbapi": ("DbApiUnitOfWork",),
     "detent.bus.unit_django": ("DjangoUnitOfWork",),
     "detent.bus.unit_engine": ("EngineUnitOfWork",),
     "detent.bus.unit_of_work": ("Unit", "UnitOfWork"),
     "detent.bus.unit_sqlalchemy": ("SqlAlchemyUnitOfWork",),
+    "detent.sql.port": ("SqlPort",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

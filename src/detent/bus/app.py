@@ -1,9 +1,13 @@
-"""`Bus`: an app that sends and handles typed messages, each of which takes effect once."""
+"""`Bus`: an app that sends and handles typed messages, each of which takes effect once; and its life.
+
+An app is *open* (it can send), *ready* (what it needs is checked and made) and *started* (it handles messages and
+forwards by itself). It ends in the order in which nothing is lost that could still be sent.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import logging
 import os
 import signal
 import threading
@@ -12,26 +16,40 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from detent.bus.calling import LoopEnded
-from detent.bus.declared import App, Outcome, check_parts
-from detent.bus.envelope import Incoming
-from detent.bus.message_types import name_of
-from detent.bus.pipeline import DeliveryPipeline
+from detent.bus import checks
+from detent.bus.calling import LoopEnded, UserCaller, is_running_here
+from detent.bus.declared import App, Hooks, Outcome, check_parts
+from detent.bus.forwarder import Forwarder
+from detent.bus.housekeeping import Sweep
+from detent.bus.messages import Incoming, name_of
 from detent.bus.replies import Replies
-from detent.bus.running import Running
-from detent.bus.sending import TIMEOUT
+from detent.bus.sending import TIMEOUT, current
 from detent.bus.transaction import BusTransaction
 from detent.bus.transport import Transport
 from detent.bus.transport_urls import open_transport
+from detent.bus.unit_of_work import patiently
+from detent.bus.worker import DeliveryPipeline, Intake
 from detent.durations import Duration, milliseconds
-from detent.errors import Invalid
+from detent.errors import Invalid, Unavailable
+from detent.runtime.loop import loop_in_thread
 from detent.runtime.signals import call_on_signals_of_loop, stop_on_signals
+from detent.runtime.supervisor import Supervised
 from detent.runtime.target import refuse_while_loading
 
 LOOK_S: Final = 0.2
 
+STOP_S: Final = 5.0
+"""How long the parts of an app may take to end, when its handlers have."""
+
 INTERRUPTED: Final = 128 + signal.SIGINT
 """The exit code of a program that did not wait for its handlers."""
+
+logger = logging.getLogger("detent.bus")
+
+
+class Middleware(Hooks["Bus"]):
+    """Override what you need. Every hook but `before_send` may be ``async def``; what it raises before the commit fails
+    the message, and what it raises afterwards is logged, because the message is done."""
 
 
 class Bus(App):
@@ -51,93 +69,216 @@ class Bus(App):
     """
 
     def _assembled(self) -> None:
+        self._lock = threading.RLock()  # for starting and stopping, which take long
+        self._opening = threading.Lock()
+        self._is_open = self._is_ready = self._is_started = self._is_checked = False
+        self._stack = ExitStack()
         self._pipeline = DeliveryPipeline(self)
-        self._running = Running(self)
+        self._intake: Intake | None = None
+        self._forwarder: Forwarder | None = None
+        self.replies = Replies(self.name, self.transport)
 
     def __repr__(self) -> str:
         return f"Bus({self.name!r})"
 
+    # -- before it starts -----------------------------------------------------------------------------------------
+
+    def refuse_if_started(self, why: str = "stop it before it is started again") -> None:
+        """`Invalid` if it runs already."""
+        if self._is_started:
+            raise Invalid(f"{self.name!r} has started: {why}")
+
     def _declares(self) -> None:
-        self._running.declared()
+        """A handler is declared: what was checked and subscribed to is not all any more."""
+        self.refuse_if_started("declare handlers before that")
+        self._is_checked = False
 
     def use(self, transport: Transport | str) -> None:
         """Have messages carried by this transport instead of the one that it was made with; before it starts."""
-        self._running.refuse_if_open("say what carries its messages before that")
+        if self._is_open:
+            raise Invalid(f"{self.name!r} is open: say what carries its messages before that")
         chosen = open_transport(transport) if isinstance(transport, str) else transport
         check_parts(transport=chosen)
         self.transport = chosen
 
-    # -- sending: see `Sending` -----------------------------------------------------------------------------------
+    # -- sending: see `Sender` ------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Get ready to send; nothing if it is. Sending does so by itself."""
-        self._running.open()
-
-    @property
-    def replies(self) -> Replies:
-        """What gives replies to those who wait."""
-        return self._running.replies
+        """Get ready to send; nothing if it is. Sending does so by itself, also while the app stops: handlers and hooks
+        that run meanwhile find it open."""
+        if self._is_open:
+            return
+        with self._opening:
+            if not self._is_open:
+                self.transport.open(self.name)
+                self.replies = Replies(self.name, self.transport)
+                self._is_open = True
 
     def subscribe(self, *classes: type) -> None:
         """Have messages of these classes delivered to this app, for good. Starting it does so for all that it handles,
         unless it was made with ``subscribe=False``."""
-        self._running.open()
+        self.open()
         self.transport.subscribe([self.types.add(cls) for cls in classes])
 
     def unsubscribe(self, *classes: type) -> None:
         """No longer. Handlers that were taken out of an app stay subscribed until this is said."""
-        self._running.open()
+        self.open()
         self.transport.unsubscribe([name_of(cls) for cls in classes])
 
     def transaction(self, session: Any, *, commit: bool = True) -> BusTransaction:
         """A block in which messages go with the transaction of a session; see :class:`BusTransaction`."""
         return BusTransaction(self, session, commit=commit)
 
+    def wake(self) -> None:
+        """Something was committed that is to be forwarded."""
+        forwarder = self._forwarder
+        if forwarder is not None:
+            forwarder.wake()
+
     # -- handling -----------------------------------------------------------------------------------------------
 
     def handle(self, incoming: Incoming) -> Outcome:
         """What became of one delivery. The worker calls it, and so do tests."""
-        return contextvars.copy_context().run(self._handle, incoming)  # what one leaves there, the next must not see
-
-    def _handle(self, incoming: Incoming) -> Outcome:
-        pipeline = self._pipeline
         try:
-            step = pipeline.read(incoming)
-        except Exception as error:  # noqa: BLE001 - a message that cannot be read has failed
-            return self.calling.run(pipeline.failed, incoming, error, on_loop=False)
-        on_loop = self._always_on_loop or any(one.is_async for one in step.handlers)
-        try:
-            return self.calling.run(pipeline.handle, incoming, step, on_loop=on_loop)
+            return self._pipeline.deliver(incoming)
         except LoopEnded:
             self.stop_taking()  # each message that is taken now would be left to its lease
             raise
 
-    def wake(self) -> None:
-        """Something was committed that is to be forwarded."""
-        self._running.wake()
-
-    # -- living -------------------------------------------------------------------------------------------------
+    # -- beginning ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Check that everything goes together, and begin: to handle messages, to forward, to tidy up; in threads."""
-        self._running.start()
-
-    def refuse_if_started(self) -> None:
-        """`Invalid` if it runs already."""
-        self._running.refuse_if_started("stop it before it is started again")
+        with self._lock:
+            self.refuse_if_started()
+            self.prepare()
+            try:
+                self._start_threads()
+            except BaseException:
+                self._let_go()
+                raise
+            self._is_started = True
 
     def prepare(self) -> None:
         """Check that everything goes together, make the queue and the tables, and subscribe, without handling anything:
-        what others publish from now on waits here. `start` does so, too."""
-        self._running.prepare()
+        what others publish from now on waits here. `start` does so, too. What fails half-way is undone."""
+        with self._lock:
+            try:
+                if not self._is_ready:
+                    self._get_ready()
+                elif not self._is_checked:
+                    checks.check(self)
+                    self._subscribe()
+                self._is_checked = True
+            except BaseException:
+                self._let_go()
+                raise
 
-    def stop(self, grace: Duration | None = None) -> None:
-        """Take no more messages, wait for the handlers that run, forward what they left, and let go of everything."""
-        self._running.stop(self.grace_s if grace is None else milliseconds(grace) / 1000)
+    def _get_ready(self) -> None:
+        """Check the app, and make what it needs."""
+        checks.check(self)
+        checks.enter(self)
+        self._stack.callback(checks.leave, self)
+        if self.is_async and (self.calling.loop is None or self.calling.loop.is_closed()):
+            self.calling.loop = self._stack.enter_context(loop_in_thread())
+        self.open()
+        self.calling.run(self._make_tables)
+        for hook in self.middlewares:
+            self.calling.run(_call, hook.on_start, self, on_loop=self.is_async)
+        if not self.send_only:
+            self.transport.open_input()
+            checks.check_memory(self)
+        self._subscribe()
+        self._is_ready = True
+
+    def _subscribe(self) -> None:
+        if self.subscribes and not self.send_only:
+            self.transport.subscribe(self.topics)
+
+    async def _make_tables(self, caller: UserCaller) -> None:
+        if self.idempotency is not None:
+            place = f"queue {self.transport.input_name}"
+            await patiently(caller, self.unit_of_work, self.idempotency.tracker.prepare, self.name, place)
+        if self.outbox is not None:
+            await patiently(caller, self.unit_of_work, self.outbox.prepare)
+
+    def _start_threads(self) -> None:
+        tracker = None if self.idempotency is None else self.idempotency.tracker
+        if tracker is not None or self.outbox is not None:
+            sweep = Supervised(Sweep(self.name, tracker, self.outbox, self.unit_of_work, self.calling))
+            self._stack.callback(sweep.start().stop, STOP_S)
+        if self.outbox is not None:
+            self._forwarder = self._new_forwarder()
+            self._forwarder.start()
+        if not self.send_only:
+            self._intake = Intake(self.name, self.transport, self.handle, self.concurrency)
+            self._intake.start()
+
+    def _new_forwarder(self) -> Forwarder:
+        assert self.outbox is not None
+        assert self.unit_of_work is not None
+        lease_s = self.outbox_lease_s
+        return Forwarder(self.name, self.outbox, self.unit_of_work, self.transport, self.calling, lease_s=lease_s)
+
+    # -- ending ---------------------------------------------------------------------------------------------------
 
     def stop_taking(self) -> None:
         """Take no more messages; returns at once. `stop` waits for those that are being handled."""
-        self._running.stop_taking()
+        intake = self._intake
+        if intake is not None:
+            intake.stop_taking()
+
+    def stop(self, grace: Duration | None = None) -> None:
+        """Take no more messages, wait for the handlers that run, forward what they left, and let go of everything."""
+        self._refuse_from_within()
+        grace_s = self.grace_s if grace is None else milliseconds(grace) / 1000
+        deadline = time.monotonic() + grace_s
+        with self._lock:
+            try:
+                if self._intake is not None:
+                    self._intake.stop(grace_s)
+                    self._intake = None
+                if self._forwarder is not None:
+                    self._forwarder.stop(max(STOP_S, deadline - time.monotonic()))
+                    self._forwarder = None
+                for hook in self.middlewares if self._is_ready else ():
+                    self._tell_stopped(hook)
+            finally:
+                self._let_go()
+
+    def _refuse_from_within(self) -> None:
+        """What waits for handlers must not be one, nor keep them from ending."""
+        joined = current.get()
+        if is_running_here(self.calling.loop) or (joined is not None and joined.bus is self):
+            raise Invalid(
+                f"{self.name!r} cannot stop from its own handler or event loop, which it would wait for: call "
+                "stop_taking(), or await asyncio.to_thread(bus.stop)"
+            )
+
+    def _tell_stopped(self, hook: Hooks[Bus]) -> None:
+        try:
+            self.calling.run(_call, hook.on_stop, self, on_loop=self.is_async)
+        except Exception:
+            logger.exception("%r could not tell a middleware that it stops", self.name)
+
+    def _let_go(self) -> None:
+        intake, forwarder, self._intake, self._forwarder = self._intake, self._forwarder, None, None
+        self._is_ready = self._is_started = False
+        try:
+            if intake is not None:
+                intake.stop(0)
+            if forwarder is not None:
+                forwarder.stop(STOP_S)
+            self.replies.stop()
+            self._stack.close()
+        finally:
+            self.calling.loop = None
+            with self._opening:
+                if self._is_open:
+                    self._is_open = False
+                    self.transport.close()
+
+    # -- running --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Start, and work until SIGTERM or Ctrl-C. To run several apps: `detent.bus.run(a, b)`."""
@@ -149,8 +290,21 @@ class Bus(App):
 
     def drain(self, timeout: Duration = TIMEOUT) -> list[Outcome]:
         """Handle in this thread all that waits now, and forward what that sends, until nothing is left; what became of
-        each. For tests and for scripts: start nothing, and call this."""
-        return self._running.drain(time.monotonic() + milliseconds(timeout) / 1000)
+        each. For tests and for scripts: start nothing, and call this. Messages are taken one at a time: the leases of
+        others are not extended meanwhile."""
+        deadline = time.monotonic() + milliseconds(timeout) / 1000
+        self.refuse_if_started("it handles messages by itself")
+        self.prepare()
+        forwarder = self._new_forwarder() if self.outbox is not None else None
+        outcomes: list[Outcome] = []
+        while True:
+            found = [] if self.send_only else self.transport.receive(1, 0)
+            outcomes += [self.handle(incoming) for incoming in found]
+            forwarded = forwarder.forward_all() if forwarder is not None and not found else 0
+            if not found and not forwarded:
+                return outcomes
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{self.name!r} was not done in time: {len(outcomes)} deliveries, and more wait")
 
     def __enter__(self) -> Self:
         self.start()
@@ -172,6 +326,10 @@ class Bus(App):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.stop)
+
+
+async def _call(caller: UserCaller, function: Any, *values: Any) -> None:
+    await caller.user(function, *values)
 
 
 # -- programs ---------------------------------------------------------------------------------------------------------

@@ -18,17 +18,12 @@ from typing import Any, Final, TypeVar
 
 from detent.errors import Invalid, Unavailable
 from detent.runtime import thread
-from detent.runtime.ground import drive as run_to_end
+from detent.runtime.ground import drive
 
 LOOK_S: Final = 1.0
 """How often a thread that waits for an event loop looks whether there still is one."""
 
 Result = TypeVar("Result")
-
-
-def drive(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """What a coroutine answers that waits for nothing."""
-    return run_to_end(coroutine, "make the unit of work or the handler async")
 
 
 def is_coroutine_function(function: Any) -> bool:
@@ -48,7 +43,7 @@ def is_running_here(loop: asyncio.AbstractEventLoop | None) -> bool:
         return False
 
 
-class Caller:
+class UserCaller:
     """Calls what belongs to a unit of work, and what users wrote, in the way of one of the two worlds."""
 
     async def unit(self, function: Callable[..., Any], *values: Any) -> Any:
@@ -68,7 +63,7 @@ class Caller:
         raise NotImplementedError
 
 
-class ThreadCaller(Caller):
+class ThreadCaller(UserCaller):
     """Everything is plain, and runs in the thread that has the message."""
 
     async def unit(self, function: Callable[..., Any], *values: Any) -> Any:
@@ -145,7 +140,7 @@ def _run_for(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], run: 
         loop.call_soon_threadsafe(settle)
 
 
-class LoopCaller(Caller):
+class LoopCaller(UserCaller):
     """Coroutines are awaited on the loop; what is plain, and may block, runs in a thread."""
 
     def __init__(self, thread: AnyThread, *, unit_is_async: bool) -> None:
@@ -178,7 +173,7 @@ class LoopCaller(Caller):
 
 
 class Calling:
-    """Runs coroutines that take a `Caller`: in this thread, or on a loop of another one."""
+    """Runs coroutines that take a `UserCaller`: in this thread, or on a loop of another one."""
 
     def __init__(self, *, unit_is_async: bool) -> None:
         self.unit_is_async = unit_is_async
@@ -205,7 +200,7 @@ class Calling:
 
 
 async def run_here(work: Callable[..., Coroutine[Any, Any, Result]], *values: Any, unit_is_async: bool) -> Result:
-    """The same for a caller who is on an event loop. A plain unit of work has a thread of its own meanwhile."""
+    """The same for a caller on an event loop. A plain unit of work has a thread of its own meanwhile."""
     if unit_is_async:
         return await work(LoopCaller(AnyThread(), unit_is_async=True), *values)
     home, loop = HomeThread(), asyncio.get_running_loop()

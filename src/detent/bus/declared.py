@@ -1,38 +1,39 @@
-"""What an app is made of: its parts, its handlers, and what follows from them. All else that an app does takes this."""
+"""What an app is made of: parts, handlers, hooks, and how often it tries a message. What runs it takes this."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from detent.bus.calling import Calling, is_coroutine_function
-from detent.bus.envelope import Envelope, Incoming
 from detent.bus.handlers import Dependencies, Handler, new_handler
 from detent.bus.idempotency import IdempotencyConfig
-from detent.bus.message_types import name_of
-from detent.bus.middleware import Middleware
+from detent.bus.messages import Envelope, Incoming, Serializer, name_of
 from detent.bus.outbox import OutboxStorage
-from detent.bus.retries import Retries
-from detent.bus.sending import Sending
-from detent.bus.serializers import Serializer
+from detent.bus.sending import Context, Poison, Sender
 from detent.bus.transport import Transport
 from detent.bus.transport_urls import open_transport
 from detent.bus.unit_engine import EngineUnitOfWork
-from detent.bus.unit_of_work import UnitOfWork
-from detent.bus.worker import checked_concurrency
+from detent.bus.unit_of_work import TransactionEnded, UnitOfWork
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 
 CONCURRENCY: Final = 8
+CONCURRENCY_MAX: Final = 1_000
 GRACE: Final = "30s"
 OUTBOX_LEASE: Final = "30s"
 """How long messages to one address wait when the process dies that was forwarding them."""
 
 CLASSES_MAX: Final = 4_096
+ATTEMPTS_MAX: Final = 1_000
+
+_HOOKS: Final = ("on_start", "on_stop", "before_handle", "after_handle", "after_commit", "on_repeated", "on_failure")
 
 HandlerType = TypeVar("HandlerType", bound=Callable[..., Any])
+Starting = TypeVar("Starting")
 
 _PARTS: Final = {
     "transport": (("receive", "send"), "a QueueTransport, an SqsTransport, an ExternalTransport or a URL"),
@@ -51,6 +52,13 @@ def check_parts(**given: object) -> None:
             raise Invalid(f"{name} is {wanted}, and not {part!r}")
 
 
+def checked_concurrency(concurrency: int) -> int:
+    """How many messages are handled at once; `Invalid` if it is not such a number."""
+    if not isinstance(concurrency, int) or not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise Invalid(f"an app handles 1 to {CONCURRENCY_MAX} messages at once, not {concurrency!r}")
+    return concurrency
+
+
 class Outcome(Enum):
     """What became of a delivery."""
 
@@ -65,7 +73,81 @@ class Outcome(Enum):
     """The transport could not be told what became of it: it will be delivered again when its lease has ended."""
 
 
-class App(Sending):
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """A message that fails is tried again at once, `immediate` times, and then after each of the `delayed` durations;
+    after that it is put onto the failed list with its error. Attempts are counted by the transport, so that they
+    survive the process: a message that kills it comes to an end, too.
+
+    Errors of the types in `fail_fast` are not tried again.
+    """
+
+    immediate: int = 2
+    delayed: Sequence[Duration] = ("10s", "1m", "10m")
+    fail_fast: type[BaseException] | tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.immediate, int) or not 0 <= self.immediate <= ATTEMPTS_MAX:
+            raise Invalid(f"immediate retries are a number from 0 to {ATTEMPTS_MAX}, not {self.immediate!r}")
+        if isinstance(self.delayed, str) or len(self.delayed) > ATTEMPTS_MAX:
+            raise Invalid(f"delayed retries are up to {ATTEMPTS_MAX} durations, such as ('10s', '5m')")
+        for delay in self.delayed:
+            milliseconds(delay)
+        kinds = self.fail_fast if isinstance(self.fail_fast, tuple) else (self.fail_fast,)
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+            raise Invalid(f"fail_fast is a class of exceptions, or a tuple of some, and not {self.fail_fast!r}")
+        object.__setattr__(self, "fail_fast", kinds)
+
+    @property
+    def attempts_max(self) -> int:
+        """How often a message is tried at most."""
+        return 1 + self.immediate + len(self.delayed)
+
+    def delay_s(self, attempts: int, error: BaseException) -> float | None:
+        """How long to wait after so many attempts; None to give up."""
+        final = self.fail_fast if isinstance(self.fail_fast, tuple) else (self.fail_fast,)
+        if isinstance(error, (*final, Poison, TransactionEnded)) or attempts >= self.attempts_max:
+            return None
+        if attempts <= self.immediate:
+            return 0.0
+        return milliseconds(self.delayed[attempts - self.immediate - 1]) / 1000
+
+
+class Hooks(Generic[Starting]):
+    """What a `Middleware` may override; see there."""
+
+    @property
+    def is_async(self) -> bool:
+        """Whether one of its hooks is ``async def``: then all messages are handled on an event loop."""
+        return any(is_coroutine_function(getattr(self, hook)) for hook in _HOOKS)
+
+    def on_start(self, bus: Starting) -> Any:
+        """The app is about to start."""
+
+    def on_stop(self, bus: Starting) -> Any:
+        """The app has stopped."""
+
+    def before_handle(self, context: Context) -> Any:
+        """A message's handlers are about to run, in its transaction."""
+
+    def after_handle(self, context: Context) -> Any:
+        """They have run; the transaction is not committed yet."""
+
+    def after_commit(self, context: Context) -> Any:
+        """What they did is durable."""
+
+    def on_repeated(self, context: Context) -> Any:
+        """A message was skipped because it was handled before."""
+
+    def on_failure(self, context: Context, error: BaseException) -> Any:
+        """An attempt failed, and nothing of it took effect."""
+
+    def before_send(self, envelope: Envelope) -> Envelope:
+        """A message is about to be sent, or kept to be sent: answer it, or a changed copy."""
+        return envelope
+
+
+class App(Sender):
     """An app as it was declared, whether or not it runs."""
 
     def __init__(
@@ -80,7 +162,7 @@ class App(Sending):
         routes: Mapping[type, str] | None = None,
         serializer: Serializer | None = None,
         serializers: Iterable[Serializer] = (),
-        middlewares: Sequence[Middleware] = (),
+        middlewares: Sequence[Hooks[Any]] = (),
         dependencies: Mapping[type | str, Any] | None = None,
         concurrency: int = CONCURRENCY,
         outbox_lease: Duration = OUTBOX_LEASE,
@@ -95,7 +177,7 @@ class App(Sending):
             transport=chosen, unit_of_work=unit_of_work, idempotency=idempotency, tracker=tracker, outbox=outbox
         )
         super().__init__(name, chosen, serializer, serializers, clock)
-        self.middlewares: list[Middleware] = list(middlewares)
+        self.middlewares: list[Hooks[Any]] = list(middlewares)
         self.unit_of_work = unit_of_work
         self.idempotency = idempotency
         self.outbox = outbox
@@ -180,7 +262,7 @@ class App(Sending):
         return sorted({name_of(cls) for handler in self.all_handlers for cls in handler.classes})
 
     def handlers_of(self, cls: type) -> tuple[Handler, ...]:
-        """Who handles messages of a class: also those who handle a class that it is derived from."""
+        """The handlers of a class of messages, and those of the classes that it is derived from."""
         found = self._handlers_of.get(cls)
         if found is None:
             found = tuple(one for one in self.all_handlers if any(issubclass(cls, known) for known in one.classes))
@@ -198,10 +280,10 @@ class App(Sending):
     @property
     def is_async(self) -> bool:
         """Whether anything here wants an event loop."""
-        return self._always_on_loop or any(handler.is_async for handler in self.all_handlers)
+        return self.always_on_loop or any(handler.is_async for handler in self.all_handlers)
 
     @property
-    def _always_on_loop(self) -> bool:
+    def always_on_loop(self) -> bool:
         """Whether every message is handled on the loop."""
         return self.calling.unit_is_async or self.dependencies.is_async or any(one.is_async for one in self.middlewares)
 

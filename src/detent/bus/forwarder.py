@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from detent import crash
-from detent.bus.calling import Caller, Calling
+from detent.bus.calling import Calling, UserCaller
 from detent.bus.outbox import Claim, OutboxStorage
 from detent.bus.transport import Transport
 from detent.bus.unit_of_work import Begun, Unit, UnitOfWork
@@ -70,6 +70,7 @@ class Forwarder(Task):
     """Forwards the messages of an outbox, in a thread."""
 
     kind = "forwarder"
+    calls_users = True  # units of work may be the user's own
     restart = Restart(BACK_OFF)
 
     def __init__(
@@ -166,7 +167,7 @@ class Forwarder(Task):
 
     # -- in the database ----------------------------------------------------------------------------------------
 
-    async def _next(self, caller: Caller, done: _BatchResult | None) -> Claim | None:
+    async def _next(self, caller: UserCaller, done: _BatchResult | None) -> Claim | None:
         """Say what became of a batch, and claim the next one, in one transaction. A lane that another forwarder has
         taken over is left to it."""
         limits = (BATCH, self._lease_s, self._transport.ahead_s)
@@ -181,7 +182,7 @@ class Forwarder(Task):
         return claim
 
     async def _settle(
-        self, caller: Caller, unit: Unit, done: _BatchResult, limits: tuple[int, float, float]
+        self, caller: UserCaller, unit: Unit, done: _BatchResult, limits: tuple[int, float, float]
     ) -> Claim | None:
         """Say what became of a batch, and go on in the lane if more waits there."""
         claim = done.claim

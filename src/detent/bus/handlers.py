@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detent.bus.calling import Caller, is_coroutine_function
-from detent.bus.context import Context
+from detent.bus.calling import UserCaller, is_coroutine_function
+from detent.bus.sending import Context
 from detent.errors import Invalid
 
 DEPTH_MAX: Final = 32
@@ -68,7 +68,7 @@ def new_handler(target: Any, classes: tuple[type, ...]) -> Handler:
     elif callable(target):
         made_with, call, skip = None, target, 0
     else:
-        raise Invalid(f"{target!r} is no handler: give a function that takes a message, or a class with __call__")
+        raise Invalid(f"{target!r} is not a handler: give a function that takes a message, or a class with __call__")
     named = getattr(target, "__qualname__", type(target).__qualname__)
     parameters = list(inspect.signature(call).parameters.values())[skip:]
     if not parameters or parameters[0].kind not in _FIRST:
@@ -93,8 +93,8 @@ def refuse_unfinished(answer: Any, name: str) -> None:
         if inspect.iscoroutine(answer):
             answer.close()
         raise Invalid(
-            f"{name} answers something to await or to go through, and is no async def: then nothing of that would have "
-            "run. Make it one, or do it within"
+            f"{name} answers something to await or to go through, and is not async def: then nothing of that would "
+            "have run. Make it one, or do it within"
         )
 
 
@@ -197,7 +197,7 @@ class Dependencies:
             elif key is None and not one.is_optional:
                 kind = f" ({one.kind.__name__})" if isinstance(one.kind, type) else ""
                 raise Invalid(
-                    f"{name} asks for {one.name!r}{kind}, which nobody provides: there is {self._listed(provided)}. "
+                    f"{name} asks for {one.name!r}{kind}, which is not provided: there is {self._listed(provided)}. "
                     f"Provide it with bus.provide({one.name!r}, ...), or give the parameter a default"
                 )
 
@@ -214,7 +214,7 @@ class Dependencies:
 
     async def give(
         self,
-        caller: Caller,
+        caller: UserCaller,
         wanted: tuple[Wanted, ...],
         context: Context,
         unit: Mapping[Any, Any],
@@ -240,7 +240,7 @@ class Dependencies:
 
 
 async def invoke(
-    caller: Caller,
+    caller: UserCaller,
     handler: Handler,
     dependencies: Dependencies,
     context: Context,

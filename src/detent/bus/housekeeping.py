@@ -1,4 +1,4 @@
-"""What is no longer needed goes: marks beyond the tracker's retention, messages that were sent long ago."""
+"""Removes what is not needed any more: marks beyond the tracker's retention, messages that were sent long ago."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from detent.bus.calling import Caller, Calling
+from detent.bus.calling import Calling
 from detent.bus.idempotency import MessageTracker
 from detent.bus.outbox import OutboxStorage
-from detent.bus.unit_of_work import Begun, UnitOfWork
+from detent.bus.unit_of_work import UnitOfWork, in_unit
 from detent.queue.message import reason_of
 from detent.runtime.backoff import Backoff
-from detent.runtime.supervisor import Supervised
 from detent.runtime.task import Next, Restart, Task
 
 SWEEP_S: Final = 60.0
-STOP_S: Final = 5.0
-"""How long a stop waits for the step that is under way."""
-
 STEP: Final = 1_000
 """Rows of one transaction: it is over before a handler has to wait for its locks."""
 
@@ -30,6 +26,7 @@ class Sweep(Task):
     """Removes what an app does not need any more, in small steps, in a thread, once a minute."""
 
     kind = "sweep"
+    calls_users = True  # units of work may be the user's own
     restart = Restart(Backoff(SWEEP_S, SWEEP_S))
 
     def __init__(
@@ -47,18 +44,10 @@ class Sweep(Task):
         self._unit_of_work = unit_of_work
         self._calling = calling
         self._is_told = self._has_waited = False
-        self._supervised = Supervised(self)
-
-    def start(self) -> None:
-        """Begin; the first time comes soon, since a process that is often started anew would never come to it."""
-        self._supervised.start()
-
-    def stop(self) -> None:
-        """End, after the step that is under way."""
-        self._supervised.stop(STOP_S)
 
     def step(self) -> Next:
-        """Sweep, and come again in a minute, not with all processes at the same moment."""
+        """Sweep, and come again in a minute, not with all processes at once. The first time comes soon, since a process
+        that is often started anew would never come to it."""
         if not self._has_waited:
             self._has_waited = True
             return SWEEP_S * random.uniform(0.02, 0.1)
@@ -79,7 +68,7 @@ class Sweep(Task):
         count = 0
         for forget in self._forgetting():
             while not self._is_told:
-                removed = self._calling.run(self._step, forget)
+                removed: int = self._calling.run(in_unit, self._unit_of_work, forget)
                 count += removed
                 if removed < STEP:
                     break
@@ -93,12 +82,3 @@ class Sweep(Task):
         if outbox is not None:
             found.append(lambda unit: outbox.forget(unit, STEP))
         return found
-
-    async def _step(self, caller: Caller, forget: Callable[[Any], Any]) -> int:
-        removed: int
-        if self._unit_of_work is None:
-            removed = await caller.unit(forget, None)
-            return removed
-        async with Begun(caller, self._unit_of_work) as unit:
-            removed = await caller.unit(forget, unit)
-        return removed

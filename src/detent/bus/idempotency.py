@@ -46,7 +46,7 @@ class MessageTracker(Protocol):
         that is not asked. Called when the app starts, by several processes at once."""
 
     def track(self, consumer: str, message_id: str, unit: Unit | None) -> bool | Awaitable[bool]:
-        """Mark a message as handled by a consumer: True if it was not. Waits for another who is about to. Only a mark
+        """Mark a message as handled by a consumer: True if it was not. Waits for one that is about to. Only a mark
         that is there answers False; whatever goes wrong is raised."""
 
     def committed(self, consumer: str, message_id: str) -> Awaitable[None] | None:
@@ -85,12 +85,12 @@ class IdempotencyConfig:
 
 MARKS_MAX: Final = 1_000_000
 PATIENCE_S: Final = 30.0
-"""How long a duplicate waits for the one who came first."""
+"""How long a duplicate waits for the one that came first."""
 
 
 class InMemoryTracker:
     """A tracker for tests: it forgets everything with the process, and shares no transaction. Otherwise it
-    behaves as the one in SQL does: who comes second waits for the first one, and takes over if that one fails."""
+    behaves as the one in SQL does: the second delivery waits for the first one, and takes over if that fails."""
 
     def __init__(self, *, marks_max: int = MARKS_MAX, patience_s: float = PATIENCE_S) -> None:
         self._marks: OrderedDict[tuple[str, str], bool] = OrderedDict()

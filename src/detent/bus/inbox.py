@@ -17,16 +17,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from detent import crash, names
-from detent.bus import envelope as wire
-from detent.bus.calling import Caller, ThreadCaller, drive, is_coroutine_function, run_here
+from detent.bus import messages as wire
+from detent.bus.calling import ThreadCaller, UserCaller, is_coroutine_function, run_here
 from detent.bus.handlers import refuse_generator, refuse_unfinished
 from detent.bus.housekeeping import STEP, SWEEP_S
 from detent.bus.tracker_sql import SqlTracker
 from detent.bus.unit_dbapi import DbApiUnitOfWork
-from detent.bus.unit_of_work import Begun, UnitOfWork, patiently
+from detent.bus.unit_of_work import Begun, Unit, UnitOfWork, in_unit, patiently
 from detent.bus.unit_sqlalchemy import SqlAlchemyUnitOfWork
 from detent.errors import Invalid
 from detent.queue.message import reason_of
+from detent.runtime.ground import drive
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -199,7 +200,7 @@ class _Inbox:
             return named[self._name]
         raise Invalid(f"{_place(self._function)} takes a message, and is called without one")
 
-    async def call(self, caller: Caller, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    async def call(self, caller: UserCaller, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
         message = self._message(values, named)
         message_id = self._checked_id(message)
         if not self._is_prepared:
@@ -222,7 +223,7 @@ class _Inbox:
             return await caller.user(self._on_repeat, message)
         return answer
 
-    async def _sweep(self, caller: Caller) -> None:
+    async def _sweep(self, caller: UserCaller) -> None:
         """Remove marks beyond the tracker's retention, now and then, and more than were made meanwhile: there is
         no other process that would. What fails is logged, because the message is done."""
         self._calls += 1
@@ -232,11 +233,13 @@ class _Inbox:
         left, self._calls, self._sweep_at = max(STEP, 2 * self._calls), 0, now + SWEEP_S
         try:
             while left > 0:
-                async with Begun(caller, self._unit_of_work) as unit:
-                    removed = await caller.unit(self._tracker.forget, self._consumer, unit, STEP)
+                removed = await in_unit(caller, self._unit_of_work, self._forget)
                 left = left - STEP if removed == STEP else 0
         except Exception as error:  # noqa: BLE001
             logger.warning("%r could not remove marks that are old: %s", self._consumer, reason_of(error))
+
+    def _forget(self, unit: Unit) -> Any:
+        return self._tracker.forget(self._consumer, unit, STEP)
 
     def _checked_id(self, message: Any) -> str:
         message_id = self._id_of(message)
@@ -244,7 +247,7 @@ class _Inbox:
             raise Invalid(f"an id is text of 1 to {wire.ID_BYTES_MAX} bytes, and not {message_id!r}")
         return message_id
 
-    async def _prepare(self, caller: Caller) -> None:
+    async def _prepare(self, caller: UserCaller) -> None:
         """Make the table, once; that two processes do so at the same time does no harm."""
-        await patiently(caller, self._unit_of_work, lambda unit: self._tracker.prepare(self._consumer, None, unit))
+        await patiently(caller, self._unit_of_work, self._tracker.prepare, self._consumer, None)
         self._is_prepared = True

@@ -1,21 +1,22 @@
-"""Looking at an app that need not run: what is in its queue and in its outbox, and what its parts are."""
+"""Looking at an app: what is in its queue and in its outbox, what its parts are, and what becomes of its messages."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from detent.bus import messages as wire
 from detent.bus import topics
-from detent.bus.calling import Caller
+from detent.bus.declared import Outcome
 from detent.bus.handlers import Handler, Wanted
-from detent.bus.message_types import name_of
+from detent.bus.messages import Incoming, name_of
 from detent.bus.outbox import FailedEnvelope, OutboxCounts, OutboxStorage
 from detent.bus.transport_queue import QueueTransport
-from detent.bus.unit_of_work import Begun, Unit, UnitOfWork
+from detent.bus.unit_of_work import UnitOfWork, in_unit
 from detent.errors import Invalid, NotFound
 from detent.kv import open_reader, parse_url
 from detent.remote import server_address
@@ -150,13 +151,7 @@ class OutboxLook:
         return found
 
     def _ask(self, question: Callable[..., Any], *values: Any) -> Any:
-        return self._bus.calling.run(self._in_unit, question, values)
-
-    async def _in_unit(
-        self, caller: Caller, question: Callable[[Unit], Any | Awaitable[Any]], values: tuple[Any, ...]
-    ) -> Any:
-        async with Begun(caller, self._unit_of_work) as unit:
-            return await caller.unit(question, unit, *values)
+        return self._bus.calling.run(in_unit, self._unit_of_work, lambda unit: question(unit, *values))
 
 
 @contextmanager
@@ -170,3 +165,33 @@ def opened_outbox(bus: Bus) -> Iterator[OutboxLook]:
         assert bus.unit_of_work is not None
         bus.unit_of_work.check(bus.transport)
         yield look
+
+
+# -- while it runs --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def observed(bus: Bus, see: Callable[[Incoming, Outcome], None]) -> Iterator[None]:
+    """Have `see` called with each delivery and what became of it, for the length of a block. Of one that failed,
+    ``incoming.error`` says why. Enter the block before the app starts. Calls come from many threads."""
+    before = vars(bus).get("handle")
+    handle = bus.handle
+
+    def seen(incoming: Incoming) -> Outcome:
+        outcome = handle(incoming)
+        see(incoming, outcome)
+        return outcome
+
+    vars(bus)["handle"] = seen  # of this one app: no other app pays for it
+    try:
+        yield
+    finally:
+        if before is None:
+            del vars(bus)["handle"]
+        else:
+            vars(bus)["handle"] = before
+
+
+def id_of(incoming: Incoming) -> str:
+    """What a message is called by people: its id, or the transport's name for one that has none."""
+    return incoming.headers.get(wire.ID) or incoming.transport_id

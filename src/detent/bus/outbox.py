@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
-from detent.bus.envelope import Envelope
+from detent.bus.messages import Envelope
 from detent.bus.unit_of_work import Unit
 
 

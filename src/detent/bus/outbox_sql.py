@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Coroutine, Sequence
+from functools import lru_cache
 from typing import Any, Final, NoReturn, TypeVar
 
-from detent.bus.envelope import Envelope
-from detent.bus.lane_statements import HELD_MS_MAX, LOOKED_AT
+from detent.bus.messages import Envelope
 from detent.bus.outbox import Claim, FailedEnvelope, OutboxCounts, Pending
-from detent.bus.sql_port import SqlPort, answer, call
 from detent.bus.statements import (
+    HELD_MS_MAX,
     LANE_IDLE_MS,
+    LOOKED_AT,
     OUTBOX,
-    SAVED_AT_ONCE,
     OutboxStatements,
-    numbered,
     outbox_named,
     outbox_statements,
 )
-from detent.bus.tracker_sql import PlacedTable, sql_of
-from detent.bus.unit_of_work import Unit
+from detent.bus.unit_of_work import Unit, sql_of
 from detent.durations import Duration, milliseconds
 from detent.errors import Corrupt, Fenced, Invalid
-from detent.sql.dialects import SQLITE
+from detent.sql.dialects import DURABLE, NOW, SQLITE
+from detent.sql.port import PlacedTable, SqlPort, answer, call
+
+SAVED_AT_ONCE: Final = 100
+"""Rows of one insert: SQLite takes 999 values in a statement where it is old, and these are 5 each."""
 
 AHEAD_MS_MAX: Final = 1 << 61
 """What "however late" is in milliseconds: with the time added, the sum still fits the database's numbers."""
 
 HEADERS_BYTES_MAX: Final = 1 << 20
-"""What headers of one message can be; more is no message of ours, and would fill the memory of the forwarder."""
+"""What headers of one message can be; more cannot be a message of ours, and would fill the memory of the forwarder."""
 
 ERROR_LETTERS_MAX: Final = 2_000
 """Of what went wrong, as much as people read."""
@@ -186,10 +188,26 @@ async def _save(port: SqlPort, statements: OutboxStatements, envelopes: Sequence
     for start in range(0, len(envelopes), SAVED_AT_ONCE):
         chunk = envelopes[start : start + SAVED_AT_ONCE]
         values: dict[str, Any] = {}
-        for index, envelope in enumerate(chunk):
-            headers = json.dumps(dict(envelope.headers), separators=(",", ":"))
-            values |= numbered(index, (envelope.to, envelope.id, headers, envelope.body, envelope.visible_ms))
-        await call(port, statements.save(len(chunk)), values)
+        for row, envelope in enumerate(chunk):
+            values[f"lane_{row}"] = envelope.to
+            values[f"id_{row}"] = envelope.id
+            values[f"headers_{row}"] = json.dumps(dict(envelope.headers), separators=(",", ":"))
+            values[f"body_{row}"] = envelope.body
+            values[f"visible_{row}"] = envelope.visible_ms
+        await call(port, _inserting(port.dialect, statements.tables[0], len(chunk)), values)
+
+
+@lru_cache(4 * SAVED_AT_ONCE)
+def _inserting(dialect: str, outbox: str, rows: int) -> str:
+    now = NOW[dialect]
+    values = ", ".join(
+        f"(:lane_{row}, :id_{row}, :headers_{row}, :body_{row}, CAST(:visible_{row} AS bigint), {now})"
+        for row in range(rows)
+    )
+    return (
+        f"INSERT INTO {outbox} (lane, message_id, headers, body, visible_at, saved_at) VALUES {values} "
+        f"RETURNING {DURABLE[dialect]}"
+    )
 
 
 def _envelope(row: Sequence[Any], *, is_shown: bool = False) -> Envelope:
@@ -288,7 +306,7 @@ class _LaneClaiming:
             taken = await (self._take(lanes) if self._port.dialect == SQLITE else self._take_locked(lanes))
             if taken is None:
                 return None
-            # Read under the lane's lock: who had it before has said by now what became of its messages.
+            # Read under the lane's lock: its holder before has said by now what became of its messages.
             found = await self._read(Claim(*taken[:2], (), taken[2]))
             if found is not None:
                 return found

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from detent import names
-from detent.bus import envelope as wire
-from detent.bus.envelope import Envelope
-from detent.bus.message_types import Types
+from detent.bus import messages as wire
+from detent.bus.messages import Envelope, Incoming, JsonSerializer, MsgpackSerializer, Serializer, Types
 from detent.bus.replies import Replies
-from detent.bus.retries import Poison
-from detent.bus.serializers import JsonSerializer, MsgpackSerializer, Serializer
 from detent.bus.transport import Transport
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.errors import Invalid, NotFound, OutcomeUnknown
@@ -33,11 +31,32 @@ RESERVED: Final = "queue"
 SENDS_MAX: Final = 10_000
 """Messages that one handler sends: they are kept in memory until its commit."""
 
+_IDS: Final = uuid.UUID("6f2d1c1e-3f0b-5c53-9a5e-6b1c1f0a7d11")
+"""The space of ids that are made from other ids."""
+
+
+class SendOptions(TypedDict, total=False):
+    """What can be said of a message that is sent."""
+
+    delay: Duration | None
+    at: datetime | None
+    """When it is delivered: after that, or at that time."""
+    headers: Mapping[str, str] | None
+    id: str | None
+
+
+class Poison(Exception):
+    """A message that will fail however often it is tried: its bytes cannot be read, or it has no id."""
+
+    def __init__(self, reason: str, *values: Any) -> None:
+        super().__init__(reason, *values)
+        self.reason = reason
+
 
 class Uncommitted:
     """Messages that wait for a commit."""
 
-    def __init__(self, bus: Sending) -> None:
+    def __init__(self, bus: Sender) -> None:
         self.bus = bus
         self.envelopes: list[Envelope] = []
         self._is_open = True
@@ -78,12 +97,12 @@ class Uncommitted:
         finally:
             current.reset(token)
 
-    def send(self, message: Any, **options: Any) -> str:
+    def send(self, message: Any, *, to: str | None = None, **options: Unpack[SendOptions]) -> str:
         """Send a message with the commit; see :meth:`Bus.send`."""
         with self._joined():
-            return self.bus.send(message, **options)
+            return self.bus.send(message, to=to, **options)
 
-    def publish(self, message: Any, **options: Any) -> str:
+    def publish(self, message: Any, **options: Unpack[SendOptions]) -> str:
         """Publish a message with the commit; see :meth:`Bus.publish`."""
         with self._joined():
             return self.bus.publish(message, **options)
@@ -93,8 +112,82 @@ current: ContextVar[Uncommitted | None] = ContextVar("detent_bus_outgoing", defa
 """What a send joins."""
 
 
-class Sending:
+class Context(Uncommitted):
+    """A message that is being handled. Handlers get it by a parameter called `context`, or of this type."""
+
+    def __init__(self, bus: Sender, incoming: Incoming, message_id: str, message: Any) -> None:
+        super().__init__(bus)
+        self.message = message
+        self.message_id = message_id
+        self.headers: dict[str, str] = incoming.headers
+        self.repeated = False
+        """Whether the message was handled before. Only where repeated messages are handled at all."""
+        self._incoming = incoming
+        self._sent: Counter[tuple[str, str]] = Counter()
+
+    def __repr__(self) -> str:
+        return f"Context({self.bus.name!r}, {type(self.message).__name__}, {self.message_id!r})"
+
+    @property
+    def attempts(self) -> int:
+        """How often the message was delivered, with this time."""
+        return self._incoming.attempts
+
+    @property
+    def fencing_token(self) -> int | None:
+        """Higher at each delivery: a system outside can refuse a write whose token is lower than one that it has seen.
+        None on transports that have no such number."""
+        return self._incoming.fencing_token
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease was found gone: another worker has the message, or will, and what this handler does will
+        not be committed. Long ones look at it now and then."""
+        return self._incoming.lost
+
+    @property
+    def effect_key(self) -> str:
+        """The same at each attempt of this app at this message, and at no other. Give it to what cannot take part in
+        the transaction, such as a payment service, as the key by which it recognises what it has done."""
+        return f"{self.bus.name}:{self.message_id}"
+
+    @property
+    def correlation_id(self) -> str:
+        """What started it all: the id of the first message in a chain. Only a header that can be an id is passed on."""
+        given = self.headers.get(wire.CORRELATION, "")
+        return given if wire.is_id(given) else self.message_id
+
+    def new_id(self, to: str, type_name: str) -> str:
+        """The same at each attempt for the nth message of a kind to an address, so that what is sent again is seen to
+        be the same, also where an attempt leaves out others."""
+        with self._lock:
+            self._sent[to, type_name] += 1
+            nth = self._sent[to, type_name]
+        return str(uuid.uuid5(_IDS, "\0".join([self.bus.name, self.message_id, to, type_name, str(nth)])))
+
+    def correlation(self) -> dict[str, str]:
+        return {wire.CORRELATION: self.correlation_id, wire.CAUSATION: self.message_id}
+
+    def reply(self, message: Any, *, headers: Mapping[str, str] | None = None) -> str:
+        """Answer the sender of a request, with the commit. What a handler returns is a reply, too."""
+        to = self.headers.get(wire.REPLY_TO, "")
+        if not self.wants_reply:
+            raise Invalid("no reply is waited for: the message was not sent with request()")
+        answers = {**(headers or {}), wire.IN_REPLY_TO: self.message_id}
+        with self._joined():
+            return self.bus._dispatch(message, wire.address(wire.REPLY, to), headers=answers)
+
+    @property
+    def wants_reply(self) -> bool:
+        """Whether the sender waits for a reply. A header that names no sender is taken for none."""
+        return wire.is_id(self.headers.get(wire.REPLY_TO))
+
+
+class Sender:
     """Sends, publishes and asks, as one app."""
+
+    replies: Replies
+    """What gives replies to the requests that wait."""
 
     def __init__(
         self,
@@ -118,11 +211,6 @@ class Sending:
         """Get ready to send; nothing if it is."""
         raise NotImplementedError
 
-    @property
-    def replies(self) -> Replies:
-        """What gives replies to those who wait."""
-        raise NotImplementedError
-
     def _before_send(self, envelope: Envelope) -> Envelope:
         """The message as it goes out: middlewares may change it."""
         return envelope
@@ -138,16 +226,7 @@ class Sending:
         names.check_name(queue, "queue")
         self._routes[cls] = queue
 
-    def send(
-        self,
-        message: Any,
-        *,
-        to: str | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        id: str | None = None,
-    ) -> str:
+    def send(self, message: Any, *, to: str | None = None, **options: Unpack[SendOptions]) -> str:
         """Send a message to the queue of one app, `to` or as routed; its id.
 
         Within a handler, or within `bus.transaction`, it goes with the commit; otherwise it is durable when this
@@ -156,36 +235,26 @@ class Sending:
         """
         queue = to or self._route_of(type(message))
         names.check_name(queue, "queue")
-        visible_ms = self._visible_ms(delay, at)
-        return self._dispatch(message, wire.address(wire.QUEUE, queue), id, headers, visible_ms)
+        return self._dispatch(message, wire.address(wire.QUEUE, queue), **options)
 
-    def send_local(self, message: Any, **options: Any) -> str:
+    def send_local(self, message: Any, **options: Unpack[SendOptions]) -> str:
         """Send a message to this app itself."""
         if current.get() is None:
             self.open()  # what its queue is called is known from then on
         return self.send(message, to=self.transport.input_name, **options)
 
-    def publish(
-        self,
-        message: Any,
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        headers: Mapping[str, str] | None = None,
-        id: str | None = None,
-    ) -> str:
+    def publish(self, message: Any, **options: Unpack[SendOptions]) -> str:
         """Publish a message to every app that has subscribed to its class, or to one that it is derived from; its id.
         See `send` for when, and for the options."""
         topics = "|".join(["", *self.types.topics(type(message)), ""])
-        marked = {**(headers or {}), wire.TOPICS: topics}
-        visible_ms = self._visible_ms(delay, at)
-        return self._dispatch(message, wire.address(wire.TOPIC, topics), id, marked, visible_ms)
+        options["headers"] = {**(options.get("headers") or {}), wire.TOPICS: topics}
+        return self._dispatch(message, wire.address(wire.TOPIC, topics), **options)
 
-    async def send_async(self, message: Any, **options: Any) -> str:
+    async def send_async(self, message: Any, *, to: str | None = None, **options: Unpack[SendOptions]) -> str:
         """`send`, for asyncio. Within a handler or a transaction plain `send` does not wait either."""
-        return await asyncio.to_thread(self.send, message, **options)
+        return await asyncio.to_thread(self.send, message, to=to, **options)
 
-    async def publish_async(self, message: Any, **options: Any) -> str:
+    async def publish_async(self, message: Any, **options: Unpack[SendOptions]) -> str:
         """`publish`, for asyncio."""
         return await asyncio.to_thread(self.publish, message, **options)
 
@@ -232,17 +301,19 @@ class Sending:
             if base in self._routes:
                 return self._routes[base]
         raise Invalid(
-            f"nobody said where a {cls.__name__} is sent: write send(message, to='billing'), or "
+            f"it is not said where a {cls.__name__} is sent: write send(message, to='billing'), or "
             f"Bus(..., routes={{{cls.__name__}: 'billing'}}); or publish it, to all that have subscribed"
         )
 
     def _dispatch(
         self,
         message: Any,
-        to: str,
-        id: str | None,
-        headers: Mapping[str, str] | None,
-        visible_ms: int | None,
+        address: str,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        id: str | None = None,
     ) -> str:
         """Write a message, and send it: with the transaction that it joins, or now."""
         type_name = self.types.add(type(message))
@@ -254,18 +325,13 @@ class Sending:
             )
         id = str(uuid.uuid4()) if id is None and joined is None else id
         if joined is not None and id is None:
-            id = joined.new_id(to, type_name)
+            id = joined.new_id(address, type_name)
         if not wire.is_id(id):
             raise Invalid(f"an id has 1 to {wire.ID_BYTES_MAX} bytes that can be printed, and is not {id!r}")
         assert id is not None
-        envelope = Envelope(
-            id,
-            to,
-            self._headers(type_name, id, joined, headers or {}),
-            self.serializer.encode(message),
-            visible_ms,
-        )
-        envelope = self._before_send(envelope)
+        written = self._headers(type_name, id, joined, headers or {})
+        body = self.serializer.encode(message)
+        envelope = self._before_send(Envelope(id, address, written, body, self._visible_ms(delay, at)))
         if joined is not None:
             joined.collect(envelope)
             return envelope.id
@@ -310,7 +376,7 @@ class Sending:
         content_type = headers.get(wire.CONTENT_TYPE, self.serializer.content_type)
         serializer = self.serializers.get(content_type.partition(";")[0].strip().lower())
         if serializer is None:
-            raise Poison(f"nobody here reads {content_type!r}: there is {', '.join(sorted(self.serializers))}")
+            raise Poison(f"this app does not read {content_type!r}, but {', '.join(sorted(self.serializers))}")
         try:
             return serializer.decode(body, cls)
         except Invalid as error:

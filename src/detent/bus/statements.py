@@ -1,28 +1,13 @@
-"""The tables of trackers and outboxes, and every statement on them, for SQLite and PostgreSQL.
-
-Text is compared byte by byte (COLLATE "C"): an index whose order came from the operating system is broken by its next
-update, and a key that is not found again is a message handled twice.
-"""
+"""The tables of trackers and outboxes, and every statement on them, for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from detent.bus.lane_statements import (
-    LATER,
-    PENDING,
-    READY,
-    candidates,
-    candidates_after,
-    listed,
-    take,
-    take_after,
-)
 from detent.errors import Invalid
 from detent.sql.dialects import DIALECTS, DURABLE, NOW, POSTGRESQL, SQLITE
-from detent.sql.tables import TableName, table_named
+from detent.sql.tables import TableName, index, skipping, table_named, text_type
 
 HANDLED: Final = "detent_handled"
 CONSUMERS: Final = "detent_consumers"
@@ -31,8 +16,22 @@ OUTBOX: Final = "detent_outbox"
 LANE_IDLE_MS: Final = 3_600_000
 """How long a lane is remembered that nothing waits in: making it anew at each message would cost a write."""
 
-SAVED_AT_ONCE: Final = 100
-"""Rows of one insert: SQLite takes 999 values in a statement where it is old, and these are 5 each."""
+LANES_TRIED: Final = 64
+"""Lanes that a claim tries on PostgreSQL, the oldest first, while others claim at the same moment."""
+
+LOOKED_AT: Final = 128
+"""How many of the oldest messages a claim looks at, for one whose lane is free. Only if these are all of lanes that
+others have, or that wait, it goes from lane to lane: to do so each time would take longer with each lane more."""
+
+HELD_MS_MAX: Final = 3_600_000
+"""How long a lane is leased or waits at most. One that is said to do so for longer was written by a clock that was
+ahead, and is free: it would stand still until that time has come."""
+
+PENDING: Final = "sent_at IS NULL AND failed_at IS NULL"
+READY: Final = f"{PENDING} AND visible_at IS NULL"
+LATER: Final = f"{PENDING} AND visible_at IS NOT NULL"
+"""Messages without and with a time of their own. Each has an index: a lane in which thousands wait for next week has
+its first message found at once."""
 
 _LANES: Final = "_lanes"
 
@@ -58,8 +57,6 @@ class OutboxStatements(NamedTuple):
     """What is asked of an outbox. Statements after a claim take :lane and :token, and answer nothing if the lane has
     another token by now."""
 
-    dialect: str
-    table: TableName
     tables: tuple[str, ...]
     make: tuple[str, ...]
     candidates: str
@@ -96,10 +93,6 @@ class OutboxStatements(NamedTuple):
     redrive_some: str
     """Those at :positions."""
 
-    def save(self, rows: int) -> str:
-        """The insert of so many messages: :lane_0, :id_0, :headers_0, :body_0, :visible_0, and so on."""
-        return _save(self.dialect, self.table, rows)
-
 
 # -- making tables ----------------------------------------------------------------------------------------------
 
@@ -118,23 +111,12 @@ def schema(dialect: str, *, tracker: str | None = HANDLED, outbox: str | None = 
     return "".join(f"{statement};\n" for statement in made)
 
 
-def _index(dialect: str, table: TableName, suffix: str, what: str) -> str:
-    """An index is in the schema of its table; SQLite wants that said of the index, PostgreSQL of the table."""
-    index = TableName(table.schema if dialect == SQLITE else "", f"{table.name}_{suffix}").quoted
-    on = TableName("" if dialect == SQLITE else table.schema, table.name).quoted
-    return f"CREATE INDEX IF NOT EXISTS {index} ON {on} {what}"
-
-
 def outbox_named(name: str, dialect: str | None = None) -> TableName:
     """The table of an outbox; `Invalid` for a name that is one of lanes, or no name."""
     table = table_named(name, dialect)
     if table.name.casefold().endswith(_LANES):
         raise Invalid(f"{name!r} would be where the lanes of another outbox are: leave {_LANES} out of its name")
     return table
-
-
-def _text(dialect: str) -> str:
-    return 'text COLLATE "C"' if dialect == POSTGRESQL else "text"
 
 
 # -- trackers ---------------------------------------------------------------------------------------------------
@@ -147,12 +129,12 @@ def tracker_statements(dialect: str, name: str) -> TrackerStatements:
     if table.name.casefold() == CONSUMERS:
         raise Invalid(f"{CONSUMERS} is where the names of consumers are: call the table of a tracker otherwise")
     consumers = table.beside(CONSUMERS)
-    now, text = NOW[dialect], _text(dialect)
+    now, text = NOW[dialect], text_type(dialect)
     handled, entered = table.quoted, consumers.quoted
     make = (
         f"CREATE TABLE IF NOT EXISTS {handled} (consumer {text} NOT NULL, message_id {text} NOT NULL, "
         "handled_at bigint NOT NULL, PRIMARY KEY (consumer, message_id))",
-        _index(dialect, table, "age", "(consumer, handled_at)"),
+        index(dialect, table, "age", "(consumer, handled_at)"),
         f"CREATE TABLE IF NOT EXISTS {entered} (consumer {text} NOT NULL PRIMARY KEY, place text NOT NULL, "
         "entered_at bigint NOT NULL)",
     )
@@ -165,16 +147,11 @@ def tracker_statements(dialect: str, name: str) -> TrackerStatements:
         look=f"SELECT 1 FROM {handled} WHERE consumer = :consumer AND message_id = :message_id",
         forget=f"DELETE FROM {handled} WHERE (consumer, message_id) IN (SELECT consumer, message_id FROM {handled} "
         f"WHERE consumer = :consumer AND handled_at <= {now} - :age ORDER BY handled_at LIMIT :limit"
-        f"{_skipping(dialect)}) RETURNING 1",
+        f"{skipping(dialect)}) RETURNING 1",
         enter=f"INSERT INTO {entered} (consumer, place, entered_at) VALUES (:consumer, :place, {now}) "
         "ON CONFLICT (consumer) DO NOTHING",
         place=f"SELECT place FROM {entered} WHERE consumer = :consumer",
     )
-
-
-def _skipping(dialect: str) -> str:
-    """Rows that another transaction is about to change are left to it. SQLite has one writer."""
-    return " FOR UPDATE SKIP LOCKED" if dialect == POSTGRESQL else ""
 
 
 # -- outboxes ---------------------------------------------------------------------------------------------------
@@ -192,8 +169,6 @@ def outbox_statements(dialect: str, name: str) -> OutboxStatements:
     waits = f"EXISTS (SELECT 1 FROM {outbox} o WHERE o.lane = l.lane AND"
     columns = "position, lane, message_id, headers, body, visible_at"
     return OutboxStatements(
-        dialect=dialect,
-        table=table,
         tables=(outbox, lanes),
         make=_make_outbox(dialect, table, beside),
         candidates=candidates(dialect, outbox, table.name, lanes),
@@ -213,10 +188,10 @@ def outbox_statements(dialect: str, name: str) -> OutboxStatements:
         fail=f"UPDATE {outbox} SET failed_at = {now}, error = :error WHERE position = :position AND lane = :lane "
         "AND sent_at IS NULL",
         forget=f"DELETE FROM {outbox} WHERE position IN (SELECT position FROM {outbox} WHERE sent_at IS NOT NULL "
-        f"AND sent_at <= {now} - :age ORDER BY sent_at LIMIT :limit{_skipping(dialect)}) RETURNING 1",
+        f"AND sent_at <= {now} - :age ORDER BY sent_at LIMIT :limit{skipping(dialect)}) RETURNING 1",
         forget_lanes=f"DELETE FROM {lanes} WHERE lane IN (SELECT lane FROM {lanes} l WHERE leased_until <= {now} - "
         f":idle AND retry_at <= {now} - :idle AND NOT {waits} {READY}) AND NOT {waits} {LATER}) "
-        f"LIMIT :limit{_skipping(dialect)})",
+        f"LIMIT :limit{skipping(dialect)})",
         counts=f"SELECT count(*), {now} - min(COALESCE(visible_at, saved_at)), (SELECT count(*) FROM {outbox} "
         f"WHERE failed_at IS NOT NULL) FROM {outbox} WHERE {PENDING}",
         set_aside=f"SELECT {columns}, error FROM {outbox} WHERE failed_at IS NOT NULL ORDER BY position LIMIT :limit",
@@ -230,7 +205,7 @@ def outbox_statements(dialect: str, name: str) -> OutboxStatements:
 def _make_outbox(dialect: str, table: TableName, lanes: TableName) -> tuple[str, ...]:
     """Positions and tokens are never used twice, whatever was deleted meanwhile: a lane that is made anew must not have
     a token again that a process still holds."""
-    text = _text(dialect)
+    text = text_type(dialect)
     if dialect == POSTGRESQL:
         position = "position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
         lane = f"lane {text} NOT NULL PRIMARY KEY, token bigint GENERATED ALWAYS AS IDENTITY"
@@ -243,12 +218,12 @@ def _make_outbox(dialect: str, table: TableName, lanes: TableName) -> tuple[str,
         f"CREATE TABLE IF NOT EXISTS {table.quoted} ({position}, lane {text} NOT NULL, message_id text NOT NULL, "
         f"headers text NOT NULL, body {body} NOT NULL, visible_at bigint, saved_at bigint NOT NULL, sent_at bigint, "
         "failed_at bigint, error text)",
-        _index(dialect, table, "ready", f"(lane, position) WHERE {READY}"),
-        _index(dialect, table, "later", f"(lane, visible_at, position) WHERE {LATER}"),
-        _index(dialect, table, "order", f"(position) WHERE {READY}"),
-        _index(dialect, table, "due", f"(visible_at) WHERE {LATER}"),
-        _index(dialect, table, "sent", "(sent_at) WHERE sent_at IS NOT NULL"),
-        _index(dialect, table, "failed", "(position) WHERE failed_at IS NOT NULL"),
+        index(dialect, table, "ready", f"(lane, position) WHERE {READY}"),
+        index(dialect, table, "later", f"(lane, visible_at, position) WHERE {LATER}"),
+        index(dialect, table, "order", f"(position) WHERE {READY}"),
+        index(dialect, table, "due", f"(visible_at) WHERE {LATER}"),
+        index(dialect, table, "sent", "(sent_at) WHERE sent_at IS NOT NULL"),
+        index(dialect, table, "failed", "(position) WHERE failed_at IS NOT NULL"),
         f"CREATE TABLE IF NOT EXISTS {lanes.quoted} ({lane}, leased_until bigint NOT NULL DEFAULT 0, "
         "retry_at bigint NOT NULL DEFAULT 0, failures integer NOT NULL DEFAULT 0, error text)",
     )
@@ -272,26 +247,119 @@ def _among(dialect: str) -> str:
     return "position = ANY(CAST(translate(CAST(:positions AS text), '[]', '{}') AS bigint[]))"
 
 
-@lru_cache(4 * SAVED_AT_ONCE)
-def _save(dialect: str, table: TableName, rows: int) -> str:
+# -- how lanes are claimed ------------------------------------------------------------------------------------------
+#
+# `outbox` and `lanes` are tables as statements name them, and `name` is what the indexes of the outbox begin with.
+
+
+def _free(dialect: str, lanes: str) -> str:
     now = NOW[dialect]
-    values = ", ".join(
-        f"(:lane_{row}, :id_{row}, :headers_{row}, :body_{row}, CAST(:visible_{row} AS bigint), {now})"
-        for row in range(rows)
+    return " AND ".join(
+        f"({lanes}.{until} <= {now} OR {lanes}.{until} > {now} + {HELD_MS_MAX})"
+        for until in ("leased_until", "retry_at")
     )
+
+
+def _oldest(dialect: str, outbox: str, name: str) -> str:
+    """Lanes and positions of the oldest messages that are due. SQLite has to be told which index it is: it takes
+    positions for the order of the table itself, in which thousands may come first that were sent or wait."""
+
+    def some(which: str, suffix: str, order: str) -> str:
+        index = f' INDEXED BY "{name}_{suffix}"' if dialect == SQLITE else ""
+        return (
+            f"SELECT * FROM (SELECT lane, position FROM {outbox}{index} WHERE {which} ORDER BY {order} "
+            f"LIMIT {LOOKED_AT}) AS {suffix}_ones"
+        )
+
+    due = f"{LATER} AND visible_at <= {NOW[dialect]} + :ahead"
+    return f"{some(READY, 'order', 'position')} UNION ALL {some(due, 'due', 'visible_at')}"
+
+
+def _near(dialect: str, lanes: str, oldest: str) -> str:
+    """The free lanes of `oldest`, the first one first. Each is looked up by itself, which PostgreSQL has to be told: it
+    would read all lanes otherwise, and there may be thousands."""
+    of_lane = f"SELECT * FROM {lanes} WHERE {lanes}.lane = o.lane LIMIT 1"
+    found = f"{lanes} l ON l.lane = o.lane" if dialect == SQLITE else f"LATERAL ({of_lane}) AS l ON true"
     return (
-        f"INSERT INTO {table.quoted} (lane, message_id, headers, body, visible_at, saved_at) VALUES {values} "
-        f"RETURNING {DURABLE[dialect]}"
+        f"SELECT o.lane AS lane, o.head AS head, l.lane IS NOT NULL AS known, l.failures AS failures FROM "
+        f"(SELECT lane, min(position) AS head FROM {oldest} AS ones GROUP BY lane) AS o LEFT JOIN {found} "
+        f"WHERE l.lane IS NULL OR ({_free(dialect, 'l')}) ORDER BY o.head"
     )
 
 
-def numbered(index: int, values: Sequence[object]) -> dict[str, object]:
-    """The values of one row of `save`."""
-    lane, message_id, headers, body, visible = values
-    return {
-        f"lane_{index}": lane,
-        f"id_{index}": message_id,
-        f"headers_{index}": headers,
-        f"body_{index}": body,
-        f"visible_{index}": visible,
-    }
+def _after(dialect: str, outbox: str, lanes: str) -> str:
+    """Free lanes after a name, by that, with the position of their first message. Lanes are found by going from one to
+    the next in the index, until there are enough, and not by looking at all messages."""
+
+    def each(name: str, which: str) -> str:
+        first = f"SELECT lane FROM {outbox} WHERE {which} AND lane > :after ORDER BY lane LIMIT 1"
+        following = f"SELECT o.lane FROM {outbox} o WHERE {which} AND o.lane > {name}.lane ORDER BY o.lane LIMIT 1"
+        return (
+            f"{name}(lane) AS (SELECT * FROM ({first}) AS one UNION ALL SELECT ({following}) FROM {name} "
+            f"WHERE {name}.lane IS NOT NULL)"
+        )
+
+    def head(name: str, which: str) -> str:
+        found = f"SELECT min(o.position) FROM {outbox} o WHERE {which} AND o.lane = {name}.lane"
+        return (
+            f"SELECT * FROM (SELECT {name}.lane AS lane, ({found}) AS head, l.lane AS known, l.failures AS failures "
+            f"FROM {name} LEFT JOIN {lanes} l ON l.lane = {name}.lane WHERE {name}.lane IS NOT NULL "
+            f"AND ({found}) IS NOT NULL AND (l.lane IS NULL OR ({_free(dialect, 'l')})) LIMIT {LANES_TRIED}) AS {name}s"
+        )
+
+    due = f"{LATER} AND visible_at <= {NOW[dialect]} + :ahead"
+    return (
+        f"WITH RECURSIVE {each('ready', READY)}, {each('later', LATER)}, "
+        f"heads AS ({head('ready', READY)} UNION ALL {head('later', due)}) "
+        "SELECT lane, min(head) AS head, count(known) AS known, max(failures) AS failures FROM heads GROUP BY lane "
+        "ORDER BY head"
+    )
+
+
+def candidates(dialect: str, outbox: str, name: str, lanes: str) -> str:
+    """Free lanes near the oldest message, whether each has a row, and how many messages were looked at."""
+    if dialect == SQLITE:
+        return ""
+    return (
+        f"WITH oldest AS MATERIALIZED ({_oldest(dialect, outbox, name)}) SELECT f.lane, f.known, s.seen "
+        f"FROM (SELECT count(*) AS seen FROM oldest) s LEFT JOIN ({_near(dialect, lanes, 'oldest')}) f ON true "
+        f"ORDER BY f.head LIMIT {LANES_TRIED}"
+    )
+
+
+def candidates_after(dialect: str, outbox: str, lanes: str) -> str:
+    """Free lanes whose names come after :after."""
+    if dialect == SQLITE:
+        return ""
+    return f"SELECT lane, known FROM ({_after(dialect, outbox, lanes)}) AS f ORDER BY head LIMIT {LANES_TRIED}"
+
+
+def take(dialect: str, outbox: str, name: str, lanes: str) -> str:
+    """A lane near the oldest message, or on PostgreSQL of :lanes."""
+    if dialect == SQLITE:
+        return _taking(dialect, lanes, _near(dialect, lanes, f"({_oldest(dialect, outbox, name)})"))
+    return (
+        f"UPDATE {lanes} SET token = DEFAULT, leased_until = {NOW[dialect]} + :lease WHERE lane = (SELECT l.lane "
+        f"FROM {lanes} l JOIN {listed('lanes')} WITH ORDINALITY AS c(lane, place) ON c.lane = l.lane "
+        f"WHERE {_free(dialect, 'l')} ORDER BY c.place LIMIT 1 FOR UPDATE OF l SKIP LOCKED) "
+        "RETURNING lane, token, failures"
+    )
+
+
+def take_after(dialect: str, outbox: str, lanes: str) -> str:
+    """A lane of those whose names come after :after."""
+    return _taking(dialect, lanes, _after(dialect, outbox, lanes)) if dialect == SQLITE else ""
+
+
+def _taking(dialect: str, lanes: str, free: str) -> str:
+    """Take the first of the free lanes. Replacing the row draws a new token. It is one statement that writes, so that
+    it has SQLite's lock from the start."""
+    return (
+        f"INSERT OR REPLACE INTO {lanes} (lane, leased_until, failures) SELECT lane, {NOW[dialect]} + :lease, "
+        f"COALESCE(failures, 0) FROM ({free} LIMIT 1) RETURNING lane, token, failures"
+    )
+
+
+def listed(name: str) -> str:
+    """The texts of a JSON list, on PostgreSQL. What is cast from text is the same for every driver."""
+    return f"json_array_elements_text(CAST(CAST(:{name} AS text) AS json))"

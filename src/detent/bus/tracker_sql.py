@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from detent.bus.calling import drive
-from detent.bus.sql_port import SqlPort, answer, call, port_of
-from detent.bus.statements import (
-    HANDLED,
-    TrackerStatements,
-    tracker_statements,
-)
-from detent.bus.unit_of_work import Unit
+from detent.bus.statements import HANDLED, TrackerStatements, tracker_statements
+from detent.bus.unit_of_work import Unit, sql_of
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
-from detent.sql.dialects import POSTGRESQL
-from detent.sql.tables import make_lock, schema_of, table_named, within
+from detent.runtime.ground import drive
+from detent.sql.port import PlacedTable, SqlPort, answer, call, port_of
+from detent.sql.tables import table_named
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -29,57 +24,6 @@ _WHAT: Final = "a tracker"
 
 Result = TypeVar("Result")
 _Work = Callable[[SqlPort], Coroutine[Any, Any, Result]]
-
-
-def sql_of(unit: Unit | None, what: str) -> SqlPort:
-    """How to speak SQL in a unit's transaction; `Invalid` if it is not one of a database."""
-    if unit is None or unit.sql is None:
-        raise Invalid(
-            f"{what} writes in the transaction of the handlers, and that is not one of an SQL database: use "
-            "SqlAlchemyUnitOfWork, DbApiUnitOfWork or DjangoUnitOfWork"
-        )
-    return unit.sql
-
-
-class _Statements(Protocol):
-    @property
-    def tables(self) -> tuple[str, ...]: ...
-
-    @property
-    def make(self) -> tuple[str, ...]: ...
-
-
-Statements = TypeVar("Statements", bound=_Statements)
-
-
-class PlacedTable(Generic[Statements]):
-    """A table, and those beside it, in the schema in which PostgreSQL's ``search_path`` has found them at the start:
-    one that a handler sets later does not change where they are. `statements` answers them for a dialect and a name.
-    """
-
-    def __init__(self, name: str, statements: Callable[[str, str], Statements]) -> None:
-        self._name = name
-        self._found = name
-        self._statements = statements
-
-    def at(self, port: SqlPort) -> Statements:
-        """The statements on it."""
-        return self._statements(port.dialect, self._found if port.dialect == POSTGRESQL else self._name)
-
-    async def make(self, port: SqlPort) -> None:
-        """Make what is missing. A user who may not make tables, and has them from a migration, is not refused."""
-        made = self._statements(port.dialect, self._name)
-        found = await self._schemas(port, made.tables)
-        if not found or None in found:
-            lock = make_lock(port.dialect)
-            for statement in (*([] if lock is None else [lock]), *made.make):
-                await call(port, statement)
-            found = await self._schemas(port, made.tables)
-        self._found = within(found.pop() if len(found) == 1 else None, self._name)
-
-    async def _schemas(self, port: SqlPort, tables: Sequence[str]) -> set[str | None]:
-        ask = schema_of(port.dialect)
-        return set() if ask is None else {(await call(port, ask, {"name": table}))[0][0] for table in tables}
 
 
 def enter_consumer(port: SqlPort, consumer: str, place: str, *, table: str = HANDLED) -> Awaitable[None] | None:
@@ -157,7 +101,7 @@ class SqlTracker:
 
     def track(self, consumer: str, message_id: str, unit: Unit | None) -> bool | Awaitable[bool]:
         """True for the first one; False if the mark is there. Every error is raised: one that passes, such as a
-        deadlock, has the message delivered again, and is no duplicate."""
+        deadlock, has the message delivered again, and not as a duplicate."""
 
         async def work(port: SqlPort) -> bool:
             statements = self._table.at(port)

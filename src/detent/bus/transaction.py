@@ -9,11 +9,11 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Final, Self
 
-from detent.bus.calling import drive
 from detent.bus.declared import App
 from detent.bus.sending import Uncommitted, current
-from detent.bus.sql_port import SqlPort, port_of
 from detent.errors import Invalid
+from detent.runtime.ground import drive
+from detent.sql.port import SqlPort, port_of
 
 _ENDED: Final = (
     "the transaction was ended within a block of bus.transaction: its messages go with it, and are in it when the "

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
-from detent.bus.envelope import ID, Envelope, Incoming
-from detent.bus.transport_sending import Dispatch, ListedTopics, check_name
+from detent.bus.messages import ID, REPLY, TOPIC, TOPICS, Envelope, Incoming
+from detent.bus.topics import ListedTopics, drop_reply
 from detent.durations import Duration, milliseconds
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
 from detent.runtime.lease import EXTEND_SHARE
@@ -45,7 +46,12 @@ SKEW_S: Final = 5.0
 QUEUES_MAX: Final = 64
 """Queues that are open to be sent to. The one that was used longest ago is closed for another."""
 
+SEND_MAX: Final = 100
+"""Messages that a queue is given in one call."""
+
 REPLIES_MAX: Final = 10
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+%:-]{0,254}")
 
 logger = logging.getLogger("detent.bus")
 
@@ -62,6 +68,20 @@ class HeldDelivery:
     def settled(self) -> bool:
         """Whether it is said what became of it, here or in a transaction of the queue's store."""
         return self.is_settled or getattr(self.delivery.own, "settled", False) is True
+
+
+class TransportOptions(TypedDict, total=False):
+    """What can be said of a transport whose queues know nothing of apps."""
+
+    topics: Mapping[str, Sequence[str]] | None
+    """Which queues get what is published under a name, the same for all apps."""
+    failed: str | None
+    """The queue for what is given up, if it is not NAME-failed."""
+    replies: str | None
+    """A queue for replies, which no other process has."""
+    lease: Duration
+    create: bool
+    """Whether to make the app's queues, if they are not there."""
 
 
 class Transport:
@@ -85,23 +105,21 @@ class Transport:
         self,
         queues: Callable[[str], MessageQueue],
         queue: str | None = None,
-        *,
-        topics: Mapping[str, Sequence[str]] | None = None,
-        failed: str | None = None,
-        replies: str | None = None,
-        lease: Duration = LEASE,
-        create: bool = False,
+        **options: Unpack[TransportOptions],
     ) -> None:
+        if unknown := options.keys() - TransportOptions.__annotations__.keys():
+            raise TypeError(f"{type(self).__name__} has no options {', '.join(sorted(unknown))}")
+        failed, replies = options.get("failed"), options.get("replies")
         for name in (queue, failed, replies):
             if name is not None:
                 self.check_name(name)
         self._make = queues
         self._queue, self._failed, self._replies = queue, failed, replies
-        self._listed = ListedTopics(topics or {}, self.check_name)
-        self._lease_s = milliseconds(lease) / 1000
+        self._listed = ListedTopics(options.get("topics") or {}, self.check_name)
+        self._lease_s = milliseconds(options.get("lease", LEASE)) / 1000
         if not self._lease_s:
             raise Invalid("a lease is longer than nothing")
-        self._create = create
+        self._create = options.get("create", False)
         self._name = ""
         self._is_open = False
         self._lock = threading.Lock()
@@ -441,6 +459,15 @@ class Transport:
         check_name(name)
 
 
+def check_name(name: str) -> None:
+    """`Invalid` for what cannot be the name of a queue."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise Invalid(
+            f"{name!r:.200} is not the name of a queue: use 1 to 255 ASCII letters, digits and any of . _ ~ + % : -, "
+            "and begin with a letter or digit"
+        )
+
+
 def _why(delivery: Incoming, failed: Sequence[Delivery]) -> DetentError:
     """Why a call failed for a delivery."""
     why: Mapping[str, DetentError] = getattr(failed, "why", {})
@@ -457,8 +484,8 @@ def _until(delivery: Delivery, until: float) -> float:
 def lease_end(asked_at: float, wait_s: float, lease_s: float) -> float:
     """When the lease of what a receive returns just now is over, by this machine's steady clock.
 
-    The queue answered within the time that it was given. A process that was paused reads the answer later, and its
-    lease is no longer for that.
+    The queue answered within the time that it was given. A process that was paused reads the answer later, and that
+    does not lengthen its lease.
     """
     return min(time.monotonic(), asked_at + max(0.0, wait_s)) + lease_s
 
@@ -493,3 +520,58 @@ class AttemptCounts:
         """It is done."""
         with self._lock:
             self._counts.pop(message_id, None)
+
+
+class Dispatch:
+    """One call of `send`: what is to go to each queue, and what became of it."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._waiting: dict[str, list[tuple[int, NewMessage]]] = {}
+        self._held: dict[str, DetentError] = {}
+        self._errors: dict[int, DetentError] = {}
+
+    def send(self, envelopes: Sequence[Envelope]) -> dict[int, DetentError]:
+        """Send all; by index, what became of those that were not sent."""
+        for index, envelope in enumerate(envelopes):
+            try:
+                self._add(index, envelope)
+            except DetentError as error:  # it holds up no others, nor does one not yet due
+                self._errors[index] = error
+        for target in list(self._waiting):
+            self._flush(target)
+        for index, said in list(self._errors.items()):
+            if envelopes[index].to.startswith(REPLY + ":") and isinstance(said, self._transport.dropped):
+                drop_reply(envelopes[index].to, self._errors.pop(index))
+        return self._errors
+
+    def _add(self, index: int, envelope: Envelope) -> None:
+        targets = self._transport.targets(envelope.to)
+        self._transport.check_due(envelope, targets)
+        for target in targets:
+            if len(self._waiting.get(target, ())) >= SEND_MAX:
+                self._flush(target)
+        for error in (self._held[target] for target in targets if target in self._held):
+            self._errors[index] = error  # it would overtake one before it
+            return
+        for target in targets:
+            self._waiting.setdefault(target, []).append((index, _message(envelope)))
+
+    def _flush(self, target: str) -> None:
+        numbered = self._waiting.pop(target)
+        for place, error in self._transport.send_to(target, [message for _, message in numbered]).items():
+            index = numbered[place][0]
+            if isinstance(self._errors.get(index, error), Invalid | LimitExceeded):
+                self._errors[index] = error  # of a message for several queues, the error counts that may pass
+            else:
+                self._errors.setdefault(index, error)
+            if not isinstance(error, Invalid | LimitExceeded):
+                self._held[target] = error
+
+
+def _message(envelope: Envelope) -> NewMessage:
+    """A message as a queue takes it."""
+    headers = {**envelope.headers, ID: envelope.id}
+    if envelope.to.startswith(TOPIC + ":"):
+        headers[TOPICS] = envelope.to.partition(":")[2]
+    return NewMessage(envelope.id, envelope.body, headers, envelope.visible_ms)

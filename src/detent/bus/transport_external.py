@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
-from detent.bus.envelope import Envelope
-from detent.bus.transport import LEASE, Transport
-from detent.durations import Duration
+from detent.bus.messages import Envelope
+from detent.bus.transport import Transport, TransportOptions
 from detent.errors import Denied, DetentError, Invalid, NotFound
 from detent.transports.checked import CheckedQueue, missing_members
 from detent.transports.contract import MessageQueue
@@ -45,19 +44,15 @@ class ExternalTransport(Transport):
         queues: Callable[[str], MessageQueue],
         queue: str | None = None,
         *,
-        topics: Mapping[str, Sequence[str]] | None = None,
-        failed: str | None = None,
-        replies: str | None = None,
-        lease: Duration = LEASE,
-        create: bool = False,
         place: str = "",
+        **options: Unpack[TransportOptions],
     ) -> None:
         if not callable(queues) or (not missing_members(queues) and not isinstance(queues, type)):
             raise Invalid(
                 "an ExternalTransport takes what makes queues by their names, a class or a function, and not "
                 f"{queues!r:.200}: write ExternalTransport(lambda name: RabbitQueue(name, host='rabbit'))"
             )
-        super().__init__(queues, queue, topics=topics, failed=failed, replies=replies, lease=lease, create=create)
+        super().__init__(queues, queue, **options)
         self._place = place or getattr(queues, "__qualname__", type(queues).__name__)
 
     @property
@@ -75,9 +70,9 @@ class SqsTransport(Transport):
     NAME-failed. Both have to be there, unless `create` says to make them. A redrive policy of the queue counts beside
     the app's own limit of attempts.
 
-    SQS does not know who has subscribed to what, so `topics` says which queues get what is published under a name, the
-    same for all apps. `replies` is a queue for replies, which no other process has; without one an app cannot send
-    requests. `client` is a boto3 client of your own, which stays open; without one clients are made from the
+    SQS does not know which app has subscribed to what, so `topics` says which queues get what is published under a
+    name, the same for all apps. `replies` is a queue for replies, which no other process has; without one an app cannot
+    send requests. `client` is a boto3 client of your own, which stays open; without one clients are made from the
     environment as boto3 does it. SQS counts in whole seconds: times are rounded up.
     """
 
@@ -91,16 +86,12 @@ class SqsTransport(Transport):
         region: str | None = None,
         endpoint: str | None = None,
         client: Any = None,
-        topics: Mapping[str, Sequence[str]] | None = None,
-        failed: str | None = None,
-        replies: str | None = None,
-        lease: Duration = LEASE,
-        create: bool = False,
+        **options: Unpack[TransportOptions],
     ) -> None:
         self._queues = SqsConnection(region, endpoint, client)
         # One call after another: an app takes few messages at a time, and each of its queues would have threads.
         queues = partial(SqsQueue, connection=self._queues, calls_at_once=1)
-        super().__init__(queues, queue, topics=topics, failed=failed, replies=replies, lease=lease, create=create)
+        super().__init__(queues, queue, **options)
         self._sends_fifo = any(queue.endswith(FIFO) for queue in self._listed.queues)
 
     @property

@@ -11,15 +11,15 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from detent.bus.envelope import KINDS, QUEUE, TOPIC, TOPICS, Envelope, Incoming
-from detent.bus.reply_journals import SHOWN_MAX, ReplyJournals, ReplyReader, check_reply
-from detent.bus.topics import change_topics, joined, names_in
+from detent.bus.messages import QUEUE, SHOWN_MAX, TOPIC, TOPICS, Envelope, Incoming, parts_of
+from detent.bus.replies import ReplyJournals, ReplyReader, check_reply
+from detent.bus.topics import change_topics, is_taken, joined, names_in
 from detent.bus.transport import LEASE, HeldDelivery, Transport
 from detent.durations import DURATION_MS_MAX, Duration, at_1970_ms, milliseconds, since_1970_ms
 from detent.errors import Busy, Denied, DetentError, Invalid, LimitExceeded, NotFound, Unavailable
@@ -41,6 +41,9 @@ SEND_MESSAGES_MAX: Final = 1_000
 SEND_BYTES_MAX: Final = 8 << 20
 """Messages and bytes in one transaction, while which is applied all others wait."""
 
+TOPICS_MAX: Final = 4_096
+"""Names, or lists of some, that are remembered as published."""
+
 VISIBLE_MS_MAX: Final = 253_402_300_799_000
 """The end of the year 9999, the last that has dates."""
 
@@ -48,7 +51,7 @@ ADDRESS: Final = "queue"
 """The header by which a store knows where a message goes. It is the store's, and no sender's."""
 
 URI: Final = "detent-uri"
-"""The header that says where the payload is of a message that was published by its URI."""
+"""The header that says where the body is of a message that was published by its URI."""
 
 logger = logging.getLogger("detent.bus")
 
@@ -88,6 +91,8 @@ class QueueTransport(Transport):
         if not self._retention:
             raise Invalid("a retention is longer than nothing")
         self._origin = (-1, 0)
+        self._published: set[str] = set()
+        """Under which names it has published: what no queue takes is said once."""
         self._store: Store | None = None
         self._journals: ReplyJournals | None = None
         self._reader: ReplyReader | None = None
@@ -216,19 +221,37 @@ class QueueTransport(Transport):
     def send_into(self, transaction: Transaction, envelopes: Sequence[Envelope]) -> None:
         """Add what sends these messages to a transaction of the store, to be committed with the rest of it."""
         for to, group in groupby(envelopes, lambda envelope: envelope.to):
-            kind, _, name = to.partition(":")
-            if kind not in KINDS or not name:
-                raise Invalid(
-                    f"{to[:SHOWN_MAX]!r} is no address: it begins with one of {', '.join(KINDS)}, and a colon"
-                )
+            kind, name = parts_of(to)
             if kind == QUEUE:
                 ops.check_name(name)
                 transaction.publish_many([self._outgoing(envelope) for envelope in group], queue=name)
             elif kind == TOPIC:
                 header = joined(names_in(name))
-                transaction.publish_many([self._outgoing(envelope, header) for envelope in group])
+                messages = [self._outgoing(envelope, header) for envelope in group]
+                self._warn_unless_taken(header, messages[0].headers)
+                transaction.publish_many(messages)
             else:
                 self._reply_into(transaction, name, group)
+
+    def _warn_unless_taken(self, topics: str, headers: Mapping[str, str]) -> None:
+        """Look once whether a queue takes what is published under these names."""
+        if topics in self._published:
+            return
+        if len(self._published) >= TOPICS_MAX:
+            self._published.clear()
+        self._published.add(topics)
+        try:
+            is_lost = not is_taken(self.store, headers)
+        except DetentError as error:  # such as `Denied`: this app may not look
+            logger.debug("whether a queue takes what is published as %s cannot be seen: %s", topics, error)
+            return
+        if is_lost:
+            logger.warning(
+                "%r publishes %s, and no queue takes it: no app has subscribed yet. An app that subscribes later does "
+                "not get such a message, and sending it again under the same id counts as a duplicate. Prepare the "
+                "apps that handle it before (bus.prepare()). This is said once",
+                self._name, ", ".join(names_in(topics)),
+            )  # fmt: skip
 
     def _reply_into(self, transaction: Transaction, name: str, envelopes: Iterable[Envelope]) -> None:
         assert self._journals is not None
@@ -257,7 +280,7 @@ class QueueTransport(Transport):
         visible_at, retention = None, self._retention
         if envelope.visible_ms is not None:
             if not 0 <= envelope.visible_ms <= VISIBLE_MS_MAX:
-                raise Invalid(f"{envelope.visible_ms} is no time in milliseconds since 1970")
+                raise Invalid(f"{envelope.visible_ms} is not a time in milliseconds since 1970")
             visible_at = at_1970_ms(envelope.visible_ms)
             # A retention counts from now, and is meant to count from when it could be handled.
             retention += timedelta(milliseconds=max(0, envelope.visible_ms - time.time_ns() // 1_000_000))

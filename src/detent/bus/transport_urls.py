@@ -52,7 +52,11 @@ def open_transport(url: str) -> Transport:
         return _sqs(rest)
     found = urls.find_named(url)
     if found is None:
-        shown = f"{scheme!r} is no kind of transport" if colon and scheme.isalnum() else "that is no transport's URL"
+        shown = (
+            f"{scheme!r} is not a kind of transport"
+            if colon and scheme.isalnum()
+            else "that is not the URL of a transport"
+        )
         raise Invalid(f"{shown}: write {', or '.join(FORMS)}")
     own, options = _split(found.options)
     named.check_options(found.cls, found.name or "NAME", options)

@@ -10,15 +10,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from detent.bus.calling import drive, is_coroutine_function
-from detent.bus.sql_port import SqlitePort, SqlPort, answer, port_of
+from detent.bus.calling import is_coroutine_function
 from detent.bus.transport import Transport
-from detent.bus.unit_of_work import TransactionEnded
-from detent.bus.unit_rules import (
+from detent.bus.unit_of_work import (
     ENDED,
     IN_TRANSACTION,
-    SQLITE_FILE,
     Guard,
+    TransactionEnded,
     check_sqlite_file,
     check_waits,
     guard_of,
@@ -26,15 +24,18 @@ from detent.bus.unit_rules import (
     settling,
 )
 from detent.errors import Invalid
+from detent.runtime.ground import drive
 from detent.sql.dialects import (
     MEMORY,
     POSTGRESQL,
+    SQLITE_FILE,
     committing,
     is_no_savepoint,
     is_passing,
     place_of_file,
     place_of_server,
 )
+from detent.sql.port import SqlitePort, SqlPort, answer, port_of
 
 _ENDINGS: Final = ("commit", "rollback", "close")
 """Methods of psycopg's connections that end a transaction."""
@@ -61,7 +62,7 @@ class SqliteUnit:
         self.provides: Mapping[Any, Any] = _provided(connection)
 
     def begin(self) -> None:
-        """Begin, and have SQLite refuse to end it to everybody else."""
+        """Begin, and have SQLite refuse that a handler ends it."""
         connection = self._connection
         if getattr(connection, "autocommit", -1) is False:
             raise Invalid("sqlite3 begins transactions itself with autocommit=False: leave that out")
@@ -128,7 +129,7 @@ class SqliteUnit:
         return False
 
     def _is_guarded(self) -> bool:
-        """Whether SQLite still refuses a COMMIT to everybody; this one is not executed."""
+        """Whether SQLite still refuses every COMMIT; this one is not executed."""
         try:
             self._connection.execute("EXPLAIN COMMIT").close()
         except sqlite3.DatabaseError:

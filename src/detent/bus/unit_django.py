@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Final
 
-from detent.bus.sql_port import SqlPort, port_of
 from detent.bus.transport import Transport
-from detent.bus.unit_of_work import TransactionEnded
-from detent.bus.unit_rules import (
+from detent.bus.unit_of_work import (
     BROKEN,
     ENDED,
+    TransactionEnded,
     check_sqlite_file,
     check_waits,
     guard_of,
@@ -31,6 +30,7 @@ from detent.sql.dialects import (
     place_of_file,
     place_of_server,
 )
+from detent.sql.port import SqlPort, port_of
 
 
 class DjangoUnit:
@@ -149,8 +149,8 @@ class DjangoUnitOfWork:
     ...     Invoice.objects.create(order=order.id)
 
     `using` names one of Django's ``DATABASES``. Handlers use models as they always do, and savepoints by
-    ``transaction.atomic()``; what they pass to ``transaction.on_commit`` runs after the commit. Who wants the
-    connection asks for ``connection``.
+    ``transaction.atomic()``; what they pass to ``transaction.on_commit`` runs after the commit. A handler
+    that needs the connection asks for ``connection``.
     """
 
     is_async: Final = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from detent.bus.envelope import Envelope, Incoming
+from detent.bus.messages import Envelope, Incoming
 from detent.bus.transport import Transport
 from detent.bus.transport_queue import QueueTransport
 from detent.errors import Invalid

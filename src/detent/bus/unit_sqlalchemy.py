@@ -15,29 +15,35 @@ from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction, sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from detent.bus.sql_port import Rows, SqlPort, port_of
 from detent.bus.transport import Transport
-from detent.bus.unit_of_work import TransactionEnded
-from detent.bus.unit_rules import (
+from detent.bus.unit_of_work import (
     BROKEN,
     ENDED,
     IN_TRANSACTION,
-    arm,
-    check_connection_waits,
+    SET_DURABLE,
+    Guard,
+    TransactionEnded,
     check_sqlite_file,
-    driver_of,
-    drop,
     guard_of,
-    is_autocommit,
     is_over,
     is_psycopg,
-    settle,
+    say,
     settling,
-    undo,
 )
 from detent.errors import Invalid, OutcomeUnknown
 from detent.sql.databases import place_of
-from detent.sql.dialects import AUTOCOMMIT, DIALECTS, MEMORY, SQLITE, committing, ends_transaction
+from detent.sql.dialects import (
+    AUTOCOMMIT,
+    DIALECTS,
+    MEMORY,
+    SQLITE,
+    SQLITE_SAFETY,
+    check_sqlite,
+    committing,
+    ends_transaction,
+    is_no_savepoint,
+)
+from detent.sql.port import Rows, SqlPort, port_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -96,7 +102,7 @@ class DriverPort:
         if self._port is not None:
             self._check()
         else:
-            driver = driver_of(self._session.connection())
+            driver = _driver_of(self._session.connection())
             is_known = is_psycopg(driver) or isinstance(driver, sqlite3.Connection)
             self._port = port_of(driver if is_known else self._session)
         return self._port
@@ -133,7 +139,7 @@ class SqlAlchemyUnit:
     # -- for the bus --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin. PostgreSQL hears of it at the first statement; SQLite has one who writes, and that is us from here on:
+        """Begin. PostgreSQL hears of it at the first statement; SQLite has one writer, which is this unit from here on:
         a transaction that reads first may not come to write."""
         session = self._session
         if session.in_transaction():
@@ -157,7 +163,7 @@ class SqlAlchemyUnit:
         if self._begun is None or not transaction.is_active:  # nothing is written in either
             return
         connection = self._begun[0]
-        if connection.closed or (not connection.invalidated and is_over(driver_of(connection))):
+        if connection.closed or (not connection.invalidated and is_over(_driver_of(connection))):
             raise TransactionEnded(ENDED)
 
     def commit(self) -> None:
@@ -210,11 +216,11 @@ class SqlAlchemyUnit:
         event.listen(connection, "commit", self._before_commit)
         event.listen(connection, "rollback", self._before_rollback)
         event.listen(connection, "before_cursor_execute", self._refuse_endings)
-        if is_autocommit(connection):
+        if _is_autocommit(connection):
             raise Invalid(AUTOCOMMIT)
         if connection.dialect.name == SQLITE:
             self._begin_sqlite(connection)
-        arm(connection, guard_of(connection.info))
+        _arm(connection, guard_of(connection.info))
         self._is_guarded = True
 
     def _begin_sqlite(self, connection: Connection) -> None:
@@ -223,13 +229,13 @@ class SqlAlchemyUnit:
             raise Invalid(_SHARED)
         self._marked = connection.info  # which outlives the connection's use here
         self._marked[_IN_USE] = self
-        driver = driver_of(connection)
+        driver = _driver_of(connection)
         if not driver.in_transaction:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         elif not connection.dispatch.begin and getattr(driver, "autocommit", None) is not False:
             raise Invalid(IN_TRANSACTION)  # an engine with a way of its own to begin would have failed
         if self._is_file:
-            check_connection_waits(connection)
+            _check_connection_waits(connection)
 
     def _unmark(self) -> None:
         """Before the connection goes back to its pool, which it does with the transaction's end: it may be the next
@@ -248,20 +254,20 @@ class SqlAlchemyUnit:
         self._is_guarded = False
         try:
             with settling():
-                settle(connection, guard_of(connection.info))
+                _settle(connection, guard_of(connection.info))
         except Exception as error:
-            if not drop(connection):  # as above
+            if not _drop(connection):  # as above
                 raise OutcomeUnknown("the connection was lost when a transaction was to be committed") from error
             raise
         except BaseException:
-            drop(connection)
+            _drop(connection)
             raise
 
     def _before_rollback(self, connection: Connection) -> None:
         """Whatever undoes it, and for whatever reason: is it still the transaction that was begun?"""
         if self._is_guarded and not connection.closed and not connection.invalidated:
             self._is_guarded = False
-            self._has_ended = undo(connection, guard_of(connection.info))
+            self._has_ended = _undo(connection, guard_of(connection.info))
 
     def refuse_commit(self) -> None:
         """The unit alone commits the session."""
@@ -458,8 +464,104 @@ class SqlAlchemyUnitOfWork:
 
     def _verify(self, connection: Connection) -> None:
         """Look at a connection, as all of the engine's are."""
-        if is_autocommit(connection):
+        if _is_autocommit(connection):
             raise Invalid(AUTOCOMMIT)
         if connection.dialect.name == SQLITE:
             check_sqlite_file(lambda query: connection.exec_driver_sql(query).scalar(), self._transport)
         self._is_checked = True
+
+
+# -- the guard on a connection ------------------------------------------------------------------------------------
+#
+# It is looked for on the driver's own connection, in as few round trips as that allows: SQLAlchemy is about to commit
+# or to roll back then, and takes no more statements.
+
+
+def _driver_of(connection: Connection) -> Any:
+    """The driver's own connection, behind what SQLAlchemy makes of async ones."""
+    return connection.connection.driver_connection
+
+
+def _is_autocommit(connection: Connection) -> bool:
+    """Whether each statement is committed by itself. sqlite3 cannot be asked: engines that begin by themselves set its
+    connections to the same."""
+    if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
+        return True
+    level = connection.get_execution_options().get("isolation_level")
+    return (level or getattr(connection.dialect, "_on_connect_isolation_level", None)) == "AUTOCOMMIT"
+
+
+def _check_connection_waits(connection: Connection) -> None:
+    """`check_waits` for a connection of SQLAlchemy's."""
+    adapted: Any = connection.connection.dbapi_connection
+    if connection.dialect.is_async:  # each call of a cursor would go to another thread and back
+        rows = adapted.run_async(lambda driver: driver.execute_fetchall(SQLITE_SAFETY))
+    else:
+        rows = adapted.execute(SQLITE_SAFETY).fetchall()
+    check_sqlite(*rows[0])
+
+
+def _arm(connection: Connection, guard: Guard) -> None:
+    """Set the guard. PostgreSQL's transaction begins with it, by SQLAlchemy's own ways, which know what to do with a
+    connection that was lost meanwhile."""
+    if connection.dialect.name == SQLITE:
+        _say_on(connection, guard.set)
+    else:
+        connection.exec_driver_sql(guard.set)
+
+
+def _settle(connection: Connection, guard: Guard) -> None:
+    """Look for the guard, and have the transaction wait for the disk. With psycopg that is the COMMIT as well, unless
+    another listener may still write."""
+    if connection.dialect.name == SQLITE:
+        _say_on(connection, guard.release)
+    elif is_psycopg(_driver_of(connection)) and len(connection.dispatch.commit) == 1:
+        _say_on(connection, guard.commit)
+    elif _takes_several(connection):
+        _say_on(connection, guard.settle)
+    else:
+        _say_on(connection, guard.release)
+        _say_on(connection, SET_DURABLE)
+
+
+def _undo(connection: Connection, guard: Guard) -> bool:
+    """Undo everything since the guard; True if it is not there. Other errors are those of a connection that is lost,
+    and whatever was done on it: SQLAlchemy meets them again in a moment."""
+    try:
+        _say_on(connection, guard.undo if is_psycopg(_driver_of(connection)) else guard.back)
+    except Exception as error:  # noqa: BLE001 - see above
+        return is_no_savepoint(error)
+    return False
+
+
+def _drop(connection: Connection) -> bool:
+    """Undo a transaction that SQLAlchemy takes for ended, because its commit was tried; False if the connection was
+    lost."""
+    driver = _driver_of(connection)
+    is_lost = driver.is_closed() if hasattr(driver, "is_closed") else bool(getattr(driver, "closed", False))
+    if not is_lost:
+        try:
+            connection.connection.rollback()
+        except Exception:  # noqa: BLE001 - a connection on which even that fails has nothing left to be told
+            is_lost = True
+    if is_lost:
+        connection.invalidate()
+    return not is_lost
+
+
+def _takes_several(connection: Connection) -> bool:
+    """Whether a driver takes several commands in one text."""
+    return is_psycopg(_driver_of(connection)) or connection.dialect.driver in ("asyncpg", "psycopg2")
+
+
+def _say_on(connection: Connection, text: str) -> None:
+    adapted: Any = connection.connection.dbapi_connection
+    driver = _driver_of(connection)
+    if not connection.dialect.is_async:
+        say(driver, text)
+    elif is_psycopg(driver):
+        adapted.run_async(lambda raw: raw.execute(text, prepare=False))
+    elif connection.dialect.name == SQLITE:  # this call goes to aiosqlite's thread and back once, and others more often
+        adapted.run_async(lambda raw: raw.execute_fetchall(text))
+    else:
+        adapted.run_async(lambda raw: raw.execute(text))

@@ -7,6 +7,7 @@ Everything that runs:
     run.py             `detent run`: whatever a file declares
     tasks.py           `detent ls`, `show`, `pause`, `resume`, `reset`, `rm`, `wait`
     kinds/             the kinds of tasks: how each is found in a file, run, looked at and steered
+    aliases.py         older commands that call the verbs, and are not shown in lists
 
 The nouns, each with what it alone has:
 
@@ -20,8 +21,11 @@ The nouns, each with what it alone has:
     consumer.py        `detent consumer`
     bus.py             `detent bus`
     graph.py           `detent graph`
+    bridge.py          `detent bridge`
     quarantine.py      `detent quarantine`
     ingest.py          `detent ingest`
+    table.py           `detent table`: Delta and Iceberg tables
+    spark.py           `detent spark`: what a Spark needs that Detent does not start
     serve.py           `detent serve`
     token.py           `detent token`
     doctor.py          `detent doctor`
@@ -39,13 +43,10 @@ What commands share:
     _messages.py       messages as text, in and out
     _publish.py        `queue publish` and `message publish`
 
-What one noun needs beside its file:
+What commands show of a declaration, each from several files:
 
     _bus_shown.py      an app: its parts, what waits, whether it goes together
-    _consumer_shown.py  how far shards are
-    _graph_shown.py    a graph: its processors, a message's origin
-    _graph_send.py     `graph send`
-    _graph_reset.py    `graph reset`
+    _graph_shown.py    a graph: its processors, with their options
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ from typing import Any, NoReturn
 
 import click
 
-from detent.cli._help import Commands
+from detent.cli._help import CommandList
 from detent.cli._output import line_text
+from detent.cli.aliases import consume
+from detent.cli.bridge import bridge
 from detent.cli.bus import bus
-from detent.cli.consumer import consume, consumer
+from detent.cli.consumer import consumer
 from detent.cli.demo import demo
 from detent.cli.doctor import doctor
 from detent.cli.graph import graph
@@ -73,7 +76,9 @@ from detent.cli.quarantine import quarantine
 from detent.cli.queue_readers import queue
 from detent.cli.run import run as run_command
 from detent.cli.serve import serve
+from detent.cli.spark import spark
 from detent.cli.store import store
+from detent.cli.table import table
 from detent.cli.tasks import COMMANDS as TASK_COMMANDS
 from detent.cli.token import token
 from detent.errors import DetentError
@@ -84,7 +89,7 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 """Exit codes as a shell gives them to a program that a signal ended."""
 
 
-class _Commands(Commands):
+class _AllCommands(CommandList):
     """The commands: the nouns first, and then the verbs of everything that runs. With an exit code of our own where
     click would end the process with 1."""
 
@@ -102,7 +107,7 @@ class _Commands(Commands):
             ctx.exit(BROKEN_PIPE)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_AllCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="detent", prog_name="detent", message="%(prog)s %(version)s")
 def cli() -> None:
     """Messages that take effect exactly once: durable journals and queues on a disk or an object store.
@@ -134,6 +139,7 @@ def cli() -> None:
     """
 
 
+cli.add_command(bridge)
 cli.add_command(bus)
 cli.add_command(consume)
 cli.add_command(consumer)
@@ -148,6 +154,8 @@ cli.add_command(quarantine)
 cli.add_command(queue)
 cli.add_command(run_command)
 cli.add_command(serve)
+cli.add_command(spark)
+cli.add_command(table)
 cli.add_command(store)
 cli.add_command(token)
 for command in TASK_COMMANDS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,9 +31,25 @@ MESSAGE_MAX = 1 << 62
 """No message has a higher number."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
 
 
-url_option = click.option("--url", "named", metavar="URL", help="The store, instead of the first argument.")
+def url_option(name: str = "named", help: str = "The store, instead of the first argument.") -> Option:
+    """Where the store is, as an option."""
+    return click.option("--url", "--store", name, metavar="URL", help=help)
+
+
+def with_options(options: Sequence[Option]) -> Callable[[Function], Function]:
+    """A command with options that are listed elsewhere, in their order."""
+
+    def decorate(function: Function) -> Function:
+        decorated: Any = function
+        for option in reversed(options):
+            decorated = option(decorated)
+        result: Function = decorated
+        return result
+
+    return decorate
 
 
 def takes_store(*names: str, rest: str = "") -> Callable[[Function], Function]:
@@ -64,7 +80,7 @@ def takes_store(*names: str, rest: str = "") -> Callable[[Function], Function]:
             decorated = click.argument(last, metavar=rest, nargs=-1)(decorated)
         for name in reversed(names):
             decorated = click.argument(name.lower(), metavar=name.upper(), required=False)(decorated)
-        result: Function = url_option(click.argument("url", metavar="[URL]", required=False)(decorated))
+        result: Function = url_option()(click.argument("url", metavar="[URL]", required=False)(decorated))
         return result
 
     return decorate
@@ -81,7 +97,7 @@ def may_take_store(function: Function) -> Function:
         return function(url=None if given is None else as_url(given), **values)
 
     decorated: Any = click.argument("url", metavar="[URL]", required=False)(command)
-    result: Function = url_option(decorated)
+    result: Function = url_option()(decorated)
     return result
 
 
@@ -89,7 +105,7 @@ def _with_store(present: list[str], count: int, rest: str, named: str | None) ->
     """The arguments with the store's URL in front, from --url or the environment if it was left out."""
     leads = _leads(present, count, rest)
     if named is not None and leads:
-        raise _named_twice(present[0], " (a payload that looks like one can come from stdin)" if "BODY" in rest else "")
+        raise _named_twice(present[0], " (a body that looks like one can come from stdin)" if "BODY" in rest else "")
     url = named if named is not None else os.environ.get(URL_VARIABLE)
     if url and not leads:
         present = [url, *present]
@@ -133,7 +149,18 @@ force_option = click.option(
     help="If another process owns the store and does not answer, end that process and take over.",
 )
 
+store_options = with_options([force_option, json_option])
+"""Those of commands that go through the owner of a store."""
+
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+timeout_option = click.option(
+    "--timeout", default="30s", show_default=True, metavar="DURATION", help="Give up after so long."
+)
+
+prefix_option = click.option("--prefix", default="", help="Only those whose names begin so.")
 
 
 def check_kept(url: str) -> None:
@@ -209,16 +236,18 @@ def raw_reader(url: str) -> Iterator[Reader]:
 
 
 @contextmanager
-def listing(noun: str) -> Iterator[None]:
-    """Listing is a look at the whole store, which a token for some of its queues or journals is not for."""
+def listing(command: str, path: str = "") -> Iterator[None]:
+    """Listing is a look at the whole store, which a token for some of what is in it is not for. `command` shows one,
+    and a server lists at `path` what the token may see."""
     try:
         yield
     except Denied as error:
         if "whole store" not in str(error):
             raise
+        asked = f"ask the server for what this token may see with GET {path}, " if path else ""
         raise Denied(
-            f"{error}, which listing needs: look at one with `detent {noun} info NAME`, ask the server for what this "
-            f"token may see with GET /v1/{noun}s, or take a token that was made with --grant 'consume:*:*'"
+            f"{error}, which listing needs: look at one with `detent {command}`, {asked}or take a token that was made "
+            "with --grant 'consume:*:*'"
         ) from error
 
 
@@ -244,7 +273,7 @@ def _parse_pairs(texts: Iterable[str], what: str, owner: str) -> dict[str, str]:
     return pairs
 
 
-def parse_time(text: str, wrong: str = "is no time: write") -> datetime:
+def parse_time(text: str, wrong: str = "is not a time: write") -> datetime:
     """A time, in UTC unless it says another zone; `wrong` begins to say what is wrong with a text that is none."""
     try:
         time = datetime.fromisoformat(text)
@@ -256,7 +285,7 @@ def parse_time(text: str, wrong: str = "is no time: write") -> datetime:
 def parse_message(text: str) -> int:
     """The number of a message."""
     if not (text.isascii() and text.isdigit() and int(text) <= MESSAGE_MAX):
-        raise click.UsageError(f"{text!r} is no message: messages have numbers from 0 on, as `publish` prints them")
+        raise click.UsageError(f"{text!r} is not a message: messages have numbers from 0 on, as `publish` prints them")
     return int(text)
 
 
@@ -294,18 +323,35 @@ def infos(store: Store, prefix: str = "") -> list[JournalInfo]:
     return found
 
 
-def resolve(journal: Journal, info: JournalInfo, where: str, *, uncommitted: bool = False) -> int:
-    """A number from what `--from` and `--before` take: a number, earliest, latest, or a time."""
-    first, following = (
-        (info.first_position, info.next_position) if uncommitted else (info.first_offset, info.next_offset)
-    )
-    if where == "earliest":
-        return first
-    if where == "latest":
-        return following
+def parse_place(where: str) -> str | int | datetime:
+    """A place in a journal: a number, "earliest", "latest", or a time."""
+    if where in {"earliest", "latest"}:
+        return where
     if where.isascii() and where.isdigit():
         return int(where)
-    time = parse_time(where, "is no place in a journal: write a number, 'earliest', 'latest' or")
-    if uncommitted:
-        raise click.UsageError("a time finds committed messages only; with --uncommitted give a position")
-    return journal.offset_at(time)
+    return parse_time(where, "is not a place in a journal: write a number, 'earliest', 'latest' or")
+
+
+def parse_inputs(texts: Iterable[str]) -> dict[str, str]:
+    """Places of single journals, from what ``--input JOURNAL=WHERE`` takes."""
+    inputs = {}
+    for text in texts:
+        journal, equals, where = text.rpartition("=")
+        if not equals or not journal:
+            raise click.UsageError(f"an input is JOURNAL=WHERE, such as orders=100 or orders=latest, not {text!r}")
+        parse_place(where)
+        inputs[journal] = where
+    return inputs
+
+
+def resolve(journal: Journal, info: JournalInfo, where: str, *, uncommitted: bool = False) -> int:
+    """The number that a place in a journal has."""
+    place = parse_place(where)
+    if isinstance(place, int):
+        return place
+    if isinstance(place, datetime):
+        if uncommitted:
+            raise click.UsageError("a time finds committed messages only; with --uncommitted give a position")
+        return journal.offset_at(place)
+    ends = (info.first_position, info.next_position) if uncommitted else (info.first_offset, info.next_offset)
+    return ends[place == "latest"]

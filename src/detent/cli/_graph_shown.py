@@ -1,4 +1,4 @@
-"""What commands show of a graph: its processors as they are declared, how they are doing, where a message is from."""
+"""What commands show of a graph as it is declared."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from detent.cli._output import duration_text, line_text, print_table, time_text
+from detent.cli._output import duration_text, line_text, print_json, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from detent.processor.declaration import Processor
     from detent.processor.graph import Graph
-    from detent.processor.status import ProcessorStatus
-    from detent.processor.tracing import Hop
-
-# -- as declared ------------------------------------------------------------------------------------------------------
 
 
-def print_options(graph: Graph) -> None:
+def print_graph(graph: Graph, *, as_json: bool, mermaid: bool = False) -> None:
+    """A graph with its processors."""
+    if as_json:
+        print_json(graph_fields(graph))
+        return
+    click.echo(graph.draw("mermaid" if mermaid else "text"))
+    if not mermaid:
+        click.echo()
+        _print_options(graph)
+
+
+def _print_options(graph: Graph) -> None:
     """Each processor with what was said of it."""
     from detent.processor.drawing import JOINED, rows_of
     from detent.processor.plan import errors_of
@@ -110,85 +117,3 @@ def _processor_fields(graph: Graph, one: Processor) -> dict[str, Any]:
         "is_async": one.is_async,
         "formerly": one.formerly,
     }
-
-
-# -- as it is doing ---------------------------------------------------------------------------------------------------
-
-
-def print_status(found: Sequence[ProcessorStatus]) -> None:
-    """The processors, what went wrong, and how long messages take."""
-    rows = [
-        [
-            one.name,
-            one.kind or "-",
-            one.status if one.declared else f"{one.status}, not declared",
-            str(one.lag),
-            str(one.outputs),
-            str(one.errors),
-            str(one.nils),
-            str(one.owed),
-            line_text(one.holder) or "-",
-            line_text(one.error) or "-",
-        ]
-        for one in found
-    ]
-    columns = ["processor", "kind", "status", "lag", "outputs", "errors", "nils", "owed", "holder", "error"]
-    print_table(columns, rows)
-    times = [[where, one.name, took] for one in found for where, took in one.latency.items()]
-    if times:
-        click.echo()
-        print_table(
-            ["journal", "written by", "messages", "median", "p99", "max"],
-            [
-                [where, name, str(took["messages"]), *(milliseconds_text(took[f"{key}_ms"]) for key in _TIMES)]
-                for where, name, took in times
-            ],
-        )
-
-
-_TIMES = ("median", "p99", "max")
-
-
-def status_fields(one: ProcessorStatus) -> dict[str, Any]:
-    """The same for programs."""
-    import msgspec
-
-    return {**msgspec.to_builtins(one), "lag": one.lag}
-
-
-def milliseconds_text(ms: float) -> str:
-    """How long something took, with as many digits as say something.
-
-    >>> milliseconds_text(7), milliseconds_text(12_345)
-    ('7 ms', '12.3 s')
-    """
-    return f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:,.1f} s"
-
-
-# -- where a message is from ------------------------------------------------------------------------------------------
-
-
-def print_trace(hop: Hop) -> None:
-    """A message and what it was made from, as a tree."""
-    print_table(["message", "written", "by", "hop", "in all", "key"], list(_hop_rows(hop, "", "")))
-
-
-def _hop_rows(hop: Hop, lead: str, below: str) -> Iterator[list[str]]:
-    """A message, and under it its inputs: `lead` is in front of it, `below` in front of what comes under it."""
-    where = f"{lead}{line_text(hop.journal)} {hop.offset}"
-    if hop.published_ms is None:
-        yield [where, "not there any more", "-", "-", "-", "-"]
-    else:
-        yield [
-            where,
-            time_text(hop.published_ms),
-            "(outside)" if hop.processor is None else line_text(hop.processor),
-            "-" if hop.hop_ms is None else milliseconds_text(hop.hop_ms),
-            "-" if hop.total_ms is None else milliseconds_text(hop.total_ms),
-            "-" if hop.key is None else line_text(hop.key),
-        ]
-    for index, one in enumerate(hop.inputs):
-        is_last = index == len(hop.inputs) - 1 and not hop.more
-        yield from _hop_rows(one, f"{below}{'└─' if is_last else '├─'} ", f"{below}{'   ' if is_last else '│  '}")
-    if hop.more:
-        yield [f"{below}└─ {hop.more} more", "-", "-", "-", "-", "-"]

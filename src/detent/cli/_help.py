@@ -11,7 +11,7 @@ WHOLE: Final = 1_000
 """More characters than any first sentence has. Click takes what fits on a line, and cuts the rest."""
 
 
-class Commands(click.Group):
+class CommandList(click.Group):
     """A group whose list of commands is wrapped where a terminal is narrow, and not cut."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -29,17 +29,17 @@ BATCH_BYTES: Final = 8 << 20
 """One transaction of `append` or `publish` holds at most so many messages and about so many bytes of them."""
 
 
-class Binary(msgspec.Struct, forbid_unknown_fields=True):
+class BinaryText(msgspec.Struct, forbid_unknown_fields=True):
     """Bytes that are no UTF-8 text."""
 
     base64: str
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
+class JournalLine(msgspec.Struct, forbid_unknown_fields=True):
     """One message as a JSON object. The fields after `headers` are what `read` adds; `append` ignores them."""
 
-    body: str | Binary
-    key: str | Binary | None = None
+    body: str | BinaryText
+    key: str | BinaryText | None = None
     headers: dict[str, str] = {}
     offset: int | None = None
     position: int | None = None
@@ -55,7 +55,7 @@ class PublishedLine(msgspec.Struct, forbid_unknown_fields=True):
     """One message of a queue as a JSON object. From `receipt` on the fields are what `claim` and `failed` add;
     `publish` ignores them."""
 
-    payload: str | Binary | None = None
+    body: str | BinaryText | None = None
     uri: str | None = None
     headers: dict[str, str] = {}
     created: Time | None = None
@@ -78,12 +78,12 @@ class PublishedLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BadLine(Invalid):
-    """A line of the input that is no message."""
+    """A line of the input that is not a message."""
 
 
 Entry = tuple[bytes, bytes | None, dict[str, str] | None]
 Item = TypeVar("Item")
-_decode = msgspec.json.Decoder(Line).decode
+_decode = msgspec.json.Decoder(JournalLine).decode
 _decode_published = msgspec.json.Decoder(PublishedLine).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -119,11 +119,11 @@ def parse_line(number: int, line: bytes) -> Entry:
         body, key = _to_bytes(message.body), None if message.key is None else _to_bytes(message.key)
     except (msgspec.DecodeError, UnicodeError, binascii.Error) as error:
         example = '{"body": "text", "key": "k", "headers": {"h": "v"}}, or {"body": {"base64": "AAEC"}}'
-        raise BadLine(f"line {number} is no message: {error}; a message is {example}") from error
+        raise BadLine(f"line {number} is not a message: {error}; a message is {example}") from error
     return body, key, message.headers or None
 
 
-def _to_bytes(value: str | Binary) -> bytes:
+def _to_bytes(value: str | BinaryText) -> bytes:
     return value.encode() if isinstance(value, str) else base64.b64decode(value.base64, validate=True)
 
 
@@ -161,14 +161,14 @@ def parse_published(number: int, line: bytes) -> Outgoing:
 
     try:
         message = _decode_published(line)
-        if (message.payload is None) == (message.uri is None):
-            raise BadLine("it has a payload or a uri, one of the two")
-        payload = b"" if message.payload is None else _to_bytes(message.payload)
+        if (message.body is None) == (message.uri is None):
+            raise BadLine("it has a body or a uri, one of the two")
+        body = b"" if message.body is None else _to_bytes(message.body)
     except (msgspec.DecodeError, UnicodeError, binascii.Error, BadLine) as error:
-        example = '{"payload": "text", "headers": {"h": "v"}}, or {"payload": {"base64": "AAEC"}}'
-        raise BadLine(f"line {number} is no message: {error}; a message is {example}") from error
+        example = '{"body": "text", "headers": {"h": "v"}}, or {"body": {"base64": "AAEC"}}'
+        raise BadLine(f"line {number} is not a message: {error}; a message is {example}") from error
     return Outgoing(
-        payload,
+        body,
         message.headers,
         uri=message.uri,
         created=message.created,
@@ -179,18 +179,18 @@ def parse_published(number: int, line: bytes) -> Outgoing:
     )
 
 
-def content_fields(payload: bytes, uri: str | None, headers: dict[str, str]) -> dict[str, Any]:
-    """Headers and payload of a message, for programs."""
-    return {"headers": headers, **({"payload": _to_text(payload)} if uri is None else {"uri": uri})}
+def content_fields(body: bytes, uri: str | None, headers: dict[str, str]) -> dict[str, Any]:
+    """Headers and body of a message, for programs."""
+    return {"headers": headers, **({"body": _to_text(body)} if uri is None else {"uri": uri})}
 
 
-def content_lines(payload: bytes, uri: str | None, headers: dict[str, str]) -> dict[str, str]:
+def content_lines(body: bytes, uri: str | None, headers: dict[str, str]) -> dict[str, str]:
     """The same for people."""
     lines = {f"header {line_text(name)}": line_text(value) for name, value in sorted(headers.items())}
     if uri is not None:
         return {**lines, "uri": line_text(uri)}
-    text = _to_text(payload)
-    return {**lines, "payload": text if isinstance(text, str) else f"{text['base64']} (base64)"}
+    text = _to_text(body)
+    return {**lines, "body": text if isinstance(text, str) else f"{text['base64']} (base64)"}
 
 
 def delivery_fields(message: Delivery) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def delivery_fields(message: Delivery) -> dict[str, Any]:
         "total_attempts": message.total_attempts,
         "priority": message.priority,
         "dead_letters": list(map(dead_letter_fields, message.dead_letters)),
-        **content_fields(message.payload, message.uri, message.headers),
+        **content_fields(message.body, message.uri, message.headers),
         "created": iso(message.created),
         "received": iso(message.received),
         "retention": duration_text(message.retention_s * 1000) if message.retention_s else "0s",
@@ -221,7 +221,7 @@ def delivery_lines(message: Delivery) -> dict[str, str]:
         "published": iso(message.received),
         "lease until": iso(message.lease_until),
         **dead_letter_lines(message.dead_letters),
-        **content_lines(message.payload, message.uri, message.headers),
+        **content_lines(message.body, message.uri, message.headers),
     }
 
 
@@ -236,7 +236,7 @@ def failed_fields(message: FailedMessage) -> dict[str, Any]:
         "priority": message.priority,
         "history": [attempt_fields(attempt) for attempt in message.history],
         "dead_letters": list(map(dead_letter_fields, message.dead_letters)),
-        **content_fields(message.payload, message.uri, message.headers),
+        **content_fields(message.body, message.uri, message.headers),
     }
 
 
@@ -250,7 +250,7 @@ def message_fields(message: MessageInfo) -> dict[str, Any]:
         "received": None if message.received is None else iso(message.received),
         "visible": None if message.visible is None else iso(message.visible),
         "retention_ms": None if retention is None else round(retention.total_seconds() * 1000),
-        **(content_fields(message.payload, message.uri, message.headers) if message.stored else {}),
+        **(content_fields(message.body, message.uri, message.headers) if message.stored else {}),
         "queues": [
             {
                 "queue": place.queue,
@@ -311,7 +311,7 @@ def queued_fields(message: QueuedMessage) -> dict[str, Any]:
     from detent.queue.info import whole_characters
 
     times = {name: getattr(message, name) for name in ("created", "received", "expires")}
-    content: dict[str, Any] = {} if message.size is None else {"payload": _to_text(whole_characters(message))}
+    content: dict[str, Any] = {} if message.size is None else {"body": _to_text(whole_characters(message))}
     if message.uri is not None:
         content = {"uri": message.uri}
     return {

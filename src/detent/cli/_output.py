@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
@@ -15,6 +15,11 @@ import click
 def print_json(document: Any) -> None:
     """One JSON document."""
     click.echo(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+def print_answer(document: Any, text: str, *, as_json: bool) -> None:
+    """What a command has done: a document for programs, a line for people."""
+    print_json(document) if as_json else click.echo(text)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, is_divisible: bool = False) -> None:
@@ -45,6 +50,11 @@ def time_text(time_ms: int) -> str:
     if not time_ms:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def ms_of(value: datetime | timedelta) -> int:
+    """A time or a duration in milliseconds, for programs."""
+    return round((value.total_seconds() if isinstance(value, timedelta) else value.timestamp()) * 1000)
 
 
 def duration_text(duration_ms: int) -> str:

@@ -35,8 +35,8 @@ _OPTIONS = (
         "--format",
         "form",
         type=click.Choice(["lines", "ndjson", "whole"]),
-        help="How stdin is read. 'lines' (the default): each line is a payload. 'ndjson': each line is a JSON object. "
-        "'whole': all of it is one payload.",
+        help="How stdin is read. 'lines' (the default): each line is a body. 'ndjson': each line is a JSON object. "
+        "'whole': all of it is one body.",
     ),
     click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; repeat it for more."),
     click.option("--delay", metavar="DURATION", help="It cannot be claimed before so long from now, such as 10m."),
@@ -73,9 +73,9 @@ class Options:
     def check(self, body: tuple[str, ...], queue: str | None) -> None:
         """Refuse what does not go together, before anything is opened or read."""
         if len(body) > 1:
-            raise click.UsageError(f"the payload is one argument, not {len(body)}: put it in quotes")
+            raise click.UsageError(f"the body is one argument, not {len(body)}: put it in quotes")
         if len(body) + (self.path is not None) + (self.uri is not None) > 1:
-            raise click.UsageError("give the payload once: as BODY, with --file or with --uri")
+            raise click.UsageError("give the body once: as BODY, with --file or with --uri")
         if (body or self.uri is not None) and self.form is not None:
             raise click.UsageError("--format says how stdin or a --file is read; BODY and --uri are the message")
         if self.dedup_key is not None and not self.is_one(body):
@@ -115,7 +115,7 @@ def run(url: str, queue: str | None, body: tuple[str, ...], options: Options, *,
     with open_for_writing(url, force=force) as store:
         accept = _acceptance(store, queue)
         if options.is_one(body):
-            message = replace(template, payload=_payload(body, options))
+            message = replace(template, body=_body(body, options))
             accept(message)
             (done,) = _publish(store, queue, [message])
             if as_json:
@@ -138,7 +138,7 @@ def run(url: str, queue: str | None, body: tuple[str, ...], options: Options, *,
         click.echo(f"published {numbers}{f', and left out {duplicates} duplicates' if duplicates else ''}")
 
 
-def _payload(body: tuple[str, ...], options: Options) -> bytes:
+def _body(body: tuple[str, ...], options: Options) -> bytes:
     if body:
         return os.fsencode(body[0])
     if options.path is not None:
@@ -197,7 +197,7 @@ def _entries(source: IO[bytes], form: str | None, template: Outgoing) -> Iterato
 
     for number, line in read_lines(source):
         if form != "ndjson":
-            yield number, replace(template, payload=line)
+            yield number, replace(template, body=line)
         elif line.strip():
             yield number, _laid_over(template, parse_published(number, line))
 
@@ -230,7 +230,7 @@ def _publish_stream(
     duplicates = 0
     with progress_bar("publishing", hidden=as_json) as progress:
         try:
-            for batch in batches(_entries(source, form, template), lambda message: len(message.payload)):
+            for batch in batches(_entries(source, form, template), lambda message: len(message.body)):
                 results = _publish_batch(store, queue, batch, accept)
                 for done in results:
                     if done.duplicate_of is None:

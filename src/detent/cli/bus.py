@@ -1,26 +1,25 @@
-"""`detent bus`: apps that handle typed messages; run them, look at them, and at their outboxes."""
+"""`detent bus`: apps that handle typed messages; look at them, and at their outboxes."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from detent.cli._bus_shown import counts_text, print_ascii_json
 from detent.cli._common import count_text, json_option
-from detent.cli._help import Commands
-from detent.cli._output import line_text, note, print_fields, print_json, print_table
-from detent.cli.kinds.bus import Buses, load_bus, load_buses, refuse_metrics_once, show_bus
-from detent.cli.kinds.kind import Found
-from detent.cli.run import events_option, once_option, options_named, run_found, verbose_option
+from detent.cli._help import CommandList
+from detent.cli._output import line_text, note, print_answer, print_fields, print_json, print_table
+from detent.cli.kinds import APP
+from detent.cli.kinds.bus import show_bus
 
 SHOWN_MAX: Final = 100
 """Messages of an outbox in a table: those behind them were set aside for the same reasons, as a rule."""
 
 
-@click.group(cls=Commands, short_help="Run apps that handle typed messages, and look at them.")
+@click.group(cls=CommandList, short_help="Look at apps that handle typed messages, and at their outboxes.")
 def bus() -> None:
-    """Run apps that handle typed messages, and look at them.
+    """Look at apps that handle typed messages, and at their outboxes.
 
     An app is a `detent.bus.Bus` in a Python file of yours: a queue, the handlers of its messages, and where they write.
 
@@ -54,41 +53,6 @@ def bus() -> None:
     """
 
 
-# -- running ----------------------------------------------------------------------------------------------------------
-
-
-@bus.command(hidden=True)
-@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
-@options_named("concurrency", "transport")
-@once_option
-@options_named("metrics_port")
-@verbose_option
-@events_option
-def run(targets: tuple[str, ...], **given: Any) -> None:
-    """Run apps: handle their messages, and forward their outboxes.
-
-    All of it happens in this process.
-
-    TARGET is package.module:name or path/to/file.py:name; without a name, all apps that are declared there. What a file
-    does under `if __name__ == "__main__"` is not done. Run the same in as many processes as you like.
-
-    It runs until Ctrl-C or SIGTERM, which let the handlers under way end; a second Ctrl-C does not wait, and what it
-    cuts off comes again.
-
-    Messages that an app gave up: `detent queue failed` shows them, `detent queue redrive` has them tried again.
-
-    \b
-    Examples:
-      detent bus run shop.py:billing
-      detent bus run shop.py warehouse.py --concurrency 16
-      detent bus run shop.apps:billing --once --json
-      detent bus run shop.py:billing --transport shop_queues:RabbitQueue:?host=h
-    """
-
-    refuse_metrics_once(given)
-    run_found(Buses.noun, [Found("", bus) for bus in load_buses(targets)], **given)
-
-
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
@@ -113,7 +77,7 @@ def show(target: str, transport: str | None, as_json: bool) -> None:
       detent bus show shop.py:billing
     """
 
-    app = load_bus(target)
+    app = APP.find(target)
     if transport is not None:
         app.use(transport)
     show_bus(app, as_json=as_json)
@@ -147,7 +111,7 @@ def outbox(target: str, positions: tuple[int, ...], failed: bool, redrive: bool,
         raise click.UsageError("positions say which messages are tried again: give --redrive, too")
     if failed and redrive:
         raise click.UsageError("--failed lists messages, --redrive has them tried again: give one of them")
-    app = load_bus(target)
+    app = APP.find(target)
     with opened_outbox(app) as look:
         look.prepare()
         if redrive:
@@ -210,7 +174,4 @@ def schema(dialect: str, tracker: str | None, outbox: str | None, as_json: bool)
     from detent.bus.statements import schema as statements
 
     text = statements(dialect, tracker=tracker or HANDLED, outbox=outbox or OUTBOX)
-    if as_json:
-        print_json({"dialect": dialect, "sql": text})
-    else:
-        click.echo(text, nl=False)
+    print_answer({"dialect": dialect, "sql": text}, text.removesuffix("\n"), as_json=as_json)

@@ -62,7 +62,7 @@ VARIABLES: Final = frozenset(
 )
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """One thing that was looked at. `state` is ok, warning or wrong."""
 
     state: str
@@ -102,42 +102,42 @@ def doctor(url: str | None, keys: str | None, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[Diagnosis]:
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("ok", f"Python {version}")
+    yield Diagnosis("ok", f"Python {version}")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < DESCRIPTORS_LOW:
         advice = f"ulimit -n {DESCRIPTORS_LOW}, or LimitNOFILE= in the systemd unit"
-        yield Finding("warning", f"a process may open {limit} files only; a busy server needs more", advice)
+        yield Diagnosis("warning", f"a process may open {limit} files only; a busy server needs more", advice)
     else:
-        yield Finding("ok", f"a process may open {limit} files")
+        yield Diagnosis("ok", f"a process may open {limit} files")
     extras = {"server": ("prometheus_client", "uvloop", "httptools"), "s3": ("slatedb", "obstore")}
     for extra, modules in extras.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         if missing:
-            yield Finding("warning", f"detent[{extra}] is not whole: {', '.join(missing)} is missing",
+            yield Diagnosis("warning", f"detent[{extra}] is not whole: {', '.join(missing)} is missing",
                           f"{install_command(extra)}, if you need it")  # fmt: skip
         else:
-            yield Finding("ok", f"detent[{extra}] is installed")
+            yield Diagnosis("ok", f"detent[{extra}] is installed")
 
 
-def _environment() -> Iterator[Finding]:
+def _environment() -> Iterator[Diagnosis]:
     """A variable that is misspelt is ignored without a word."""
     unknown = sorted(
         name for name in os.environ if name.startswith("DETENT_") and name.removeprefix("DETENT_") not in VARIABLES
     )
     for name in unknown:
         known = ", ".join(sorted(f"DETENT_{known}" for known in VARIABLES - {"CRASH_AT", "SOAK", "SEED"}))
-        yield Finding("warning", f"nothing reads the environment variable {name}", f"known are {known}")
+        yield Diagnosis("warning", f"nothing reads the environment variable {name}", f"known are {known}")
     if os.environ.get("DETENT_CRASH_AT"):
-        yield Finding("wrong", "DETENT_CRASH_AT is set: this process would kill itself", "unset it; it is for tests")
+        yield Diagnosis("wrong", "DETENT_CRASH_AT is set: this process would kill itself", "unset it; it is for tests")
     for name in ("DETENT_TOKEN_FILE", "DETENT_KEYS_FILE", "DETENT_CA_FILE"):
         path = os.environ.get(name)
         if path and not Path(path).is_file():
-            yield Finding("wrong", f"{name} names {path}, and there is no such file", "correct it, or unset it")
+            yield Diagnosis("wrong", f"{name} names {path}, and there is no such file", "correct it, or unset it")
 
 
-def _keys(given: str | None) -> Iterator[Finding]:
+def _keys(given: str | None) -> Iterator[Diagnosis]:
     from detent.server.keys import keys_file, read_keys
 
     path = keys_file(given)
@@ -146,54 +146,54 @@ def _keys(given: str | None) -> Iterator[Finding]:
     try:
         keys = read_keys(path, managing=True)
     except DetentError as error:
-        yield Finding("wrong", str(error))
+        yield Diagnosis("wrong", str(error))
         return
-    yield Finding("ok", f"{path} has {count_text(len(keys), 'key')}")
+    yield Diagnosis("ok", f"{path} has {count_text(len(keys), 'key')}")
     now = datetime.now(UTC)
     for key in keys:
         if key.has_expired(now):
-            yield Finding("warning", f"the key {key.name} has expired", f"detent token revoke {key.name}")
+            yield Diagnosis("warning", f"the key {key.name} has expired", f"detent token revoke {key.name}")
         if "admin:*:*" in key.grants and key.expires is None:
-            yield Finding("warning", f"the key {key.name} may do everything, for ever", "give it an end, or less")
+            yield Diagnosis("warning", f"the key {key.name} may do everything, for ever", "give it an end, or less")
 
 
 # -- a store ------------------------------------------------------------------------------------------------------
 
 
-def _store(url: str) -> Iterator[Finding]:
+def _store(url: str) -> Iterator[Diagnosis]:
     from detent.kv import parse_url
 
     try:
         location = parse_url(url)
     except DetentError as error:
-        yield Finding("wrong", str(error))
+        yield Diagnosis("wrong", str(error))
         return
     if location.scheme == "file":
         yield from _folder(location.directory)
     yield from _readable(url)
 
 
-def _folder(path: Path) -> Iterator[Finding]:
+def _folder(path: Path) -> Iterator[Diagnosis]:
     from detent.kv.ownership import read_owner
 
     if not path.is_dir():
-        yield Finding("wrong", f"there is no folder {path}", "check the path, or create the store by using it")
+        yield Diagnosis("wrong", f"there is no folder {path}", "check the path, or create the store by using it")
         return
     free = shutil.disk_usage(path).free
     if free < FREE_BYTES_LOW:
-        yield Finding("warning", f"{size_text(free)} are free on the disk of {path}", "make room before it is full")
+        yield Diagnosis("warning", f"{size_text(free)} are free on the disk of {path}", "make room before it is full")
     else:
-        yield Finding("ok", f"{size_text(free)} are free on the disk of {path}")
+        yield Diagnosis("ok", f"{size_text(free)} are free on the disk of {path}")
     if not os.access(path, os.W_OK):
-        yield Finding("wrong", f"{path} may not be written by this user", f"chown or chmod {path}")
+        yield Diagnosis("wrong", f"{path} may not be written by this user", f"chown or chmod {path}")
     if stat.S_IMODE(path.stat().st_mode) & stat.S_IWOTH:
-        yield Finding("wrong", f"every user may write into {path}", f"chmod o-w {path}")
+        yield Diagnosis("wrong", f"every user may write into {path}", f"chmod o-w {path}")
     kind = _file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:
-        yield Finding("wrong", f"{path} is on a network file system ({kind})", "use a local disk, or s3://")
+        yield Diagnosis("wrong", f"{path} is on a network file system ({kind})", "use a local disk, or s3://")
     owner = read_owner(path)
     if owner is not None:
-        yield Finding("ok", f"process {owner.pid} owns the store, epoch {owner.epoch}")
+        yield Diagnosis("ok", f"process {owner.pid} owns the store, epoch {owner.epoch}")
 
 
 def _file_system(path: Path) -> str:
@@ -211,7 +211,7 @@ def _file_system(path: Path) -> str:
     return kind
 
 
-def _readable(url: str) -> Iterator[Finding]:
+def _readable(url: str) -> Iterator[Diagnosis]:
     from detent.journal import JournalReader
     from detent.kv import open_reader
     from detent.kv.stored import FORMAT_VERSION
@@ -219,37 +219,39 @@ def _readable(url: str) -> Iterator[Finding]:
     try:
         reader = open_reader(url)
     except DetentError as error:
-        yield Finding("wrong", f"the store cannot be read: {error}")
+        yield Diagnosis("wrong", f"the store cannot be read: {error}")
         return
     try:
         journals = len(JournalReader(reader).names())
-        yield Finding(
+        yield Diagnosis(
             "ok", f"the store can be read: {size_text(reader.size_bytes())}, {count_text(journals, 'journal')}"
         )
         yield from _ahead(reader)
-        yield Finding("ok", f"the store has format {FORMAT_VERSION}, which this release writes")
+        yield Diagnosis("ok", f"the store has format {FORMAT_VERSION}, which this release writes")
     except DetentError as error:
-        yield Finding("wrong", f"the store cannot be read: {error}", f"detent store verify {url} says more")
+        yield Diagnosis("wrong", f"the store cannot be read: {error}", f"detent store verify {url} says more")
     finally:
         reader.close()
 
 
-def _ahead(reader: Reader) -> Iterator[Finding]:
+def _ahead(reader: Reader) -> Iterator[Diagnosis]:
     """A store that is behind was not used for a while. One that is ahead was written under another wall clock."""
-    from detent.engine.ownertime import TIME, Recorded, wall_ms
+    from detent.engine.ownertime import TIME, RecordedTime, wall_ms
 
     with reader.view() as view:
         stored = view.get(TIME.raw)
-    ahead_s = 0.0 if stored is None else (Recorded.decode(stored).time_ms - wall_ms()) / 1000
+    ahead_s = 0.0 if stored is None else (RecordedTime.decode(stored).time_ms - wall_ms()) / 1000
     if ahead_s > AHEAD_S:
         what = f"the store's time is {ahead_s:.0f} s ahead of this machine's clock, which was another one before"
-        yield Finding("warning", what, "set the clock by NTP; the store follows it, and its leases last as they should")
+        yield Diagnosis(
+            "warning", what, "set the clock by NTP; the store follows it, and its leases last as they should"
+        )
 
 
 # -- a server -----------------------------------------------------------------------------------------------------
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """What a server said."""
 
     status: int
@@ -257,7 +259,7 @@ class Answer(NamedTuple):
     date: str | None
 
 
-def _server(url: str) -> Iterator[Finding]:
+def _server(url: str) -> Iterator[Diagnosis]:
     from http.client import HTTPException
 
     from detent.remote import server_address
@@ -267,20 +269,20 @@ def _server(url: str) -> Iterator[Finding]:
         assert address is not None
         answer = _ask(address.url, "/readyz")
     except DetentError as error:
-        yield Finding("wrong", str(error))
+        yield Diagnosis("wrong", str(error))
         return
     except (OSError, HTTPException) as error:
-        yield Finding("wrong", f"{url} does not answer: {error}", _advice(error))
+        yield Diagnosis("wrong", f"{url} does not answer: {error}", _advice(error))
         return
     if answer.status == 200:
-        yield Finding("ok", f"{url} is ready")
+        yield Diagnosis("ok", f"{url} is ready")
     else:
-        yield Finding("wrong", f"{url} answers {answer.status}: {answer.text}", "see the server's log")
+        yield Diagnosis("wrong", f"{url} answers {answer.status}: {answer.text}", "see the server's log")
     yield from _admission(address)
     yield from _clock(answer)
 
 
-def _ask(server: str, path: str) -> Answer:
+def _ask(server: str, path: str) -> ServerAnswer:
     """Ask a server as Detent's clients do: past every proxy, and with the certificates of DETENT_CA_FILE."""
     import ssl
     from http.client import HTTPConnection, HTTPSConnection
@@ -302,7 +304,7 @@ def _ask(server: str, path: str) -> Answer:
         connection.request("GET", path)
         answer = connection.getresponse()
         text = answer.read(ANSWER_BYTES_SHOWN).decode(errors="replace").strip()
-        return Answer(answer.status, line_text(text), answer.getheader("date"))
+        return ServerAnswer(answer.status, line_text(text), answer.getheader("date"))
     finally:
         connection.close()
 
@@ -317,7 +319,7 @@ def _advice(error: Exception) -> str:
     return "is the server running, and the port right?"
 
 
-def _admission(address: Address) -> Iterator[Finding]:
+def _admission(address: Address) -> Iterator[Diagnosis]:
     """Whether the server lets in who asks, and whether others could read along."""
     from urllib.parse import urlsplit
 
@@ -335,18 +337,18 @@ def _admission(address: Address) -> Iterator[Finding]:
     except Denied:
         source = TOKEN if os.environ.get(TOKEN) is not None else TOKEN_FILE
         if token is None:
-            yield Finding("wrong", f"{server} wants a token, and there is none", f"put one into {TOKEN}; {new}")
+            yield Diagnosis("wrong", f"{server} wants a token, and there is none", f"put one into {TOKEN}; {new}")
         else:
             what = f"{server} refuses the token in {source}: it is wrong, was revoked, or has expired"
-            yield Finding("wrong", what, f"put another one there; {new}")
+            yield Diagnosis("wrong", what, f"put another one there; {new}")
         return
     except DetentError as error:
-        yield Finding("wrong", f"{server} answers no calls: {error}")
+        yield Diagnosis("wrong", f"{server} answers no calls: {error}")
         return
-    yield Finding("ok", f"{server} answers calls {'without a' if token is None else 'with this'} token")
+    yield Diagnosis("ok", f"{server} answers calls {'without a' if token is None else 'with this'} token")
     host = urlsplit(server).hostname or ""
     if token is not None and server.startswith("http:") and not _is_loopback(host):
-        yield Finding("warning", f"the token travels to {host} unencrypted", "serve with --tls-cert and --tls-key")
+        yield Diagnosis("warning", f"the token travels to {host} unencrypted", "serve with --tls-cert and --tls-key")
 
 
 def _is_loopback(host: str) -> bool:
@@ -358,7 +360,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _clock(answer: Answer) -> Iterator[Finding]:
+def _clock(answer: ServerAnswer) -> Iterator[Diagnosis]:
     try:
         said = parsedate_to_datetime(answer.date or "")
         skew = abs((said - datetime.now(UTC)).total_seconds())
@@ -366,4 +368,4 @@ def _clock(answer: Answer) -> Iterator[Finding]:
         return
     state = "ok" if skew < SKEW_S else "warning"
     advice = "" if state == "ok" else "set both clocks by NTP"
-    yield Finding(state, f"its clock and this one differ by {skew:.0f} s", advice)
+    yield Diagnosis(state, f"its clock and this one differ by {skew:.0f} s", advice)

@@ -1,22 +1,36 @@
-"""`detent graph`: processors that read journals and write others; draw them, run them, look at them, steer them."""
+"""`detent graph`: processors that read journals and write others; draw them, send to them, trace their messages."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Final
 
 import click
 
-from detent.cli._common import json_option, parse_time
-from detent.cli._help import Commands
-from detent.cli._output import print_json
-from detent.cli.kinds.graph import Graphs, load_graph, opened
-from detent.cli.kinds.kind import Found
-from detent.cli.run import events_option, once_option, options_named, run_found, store_option, verbose_option
+from detent.cli._common import count_text, json_option
+from detent.cli._graph_shown import print_graph
+from detent.cli._help import CommandList
+from detent.cli._output import line_text, note, print_json, print_table, progress_bar, time_text
+from detent.cli.kinds import GRAPH
+from detent.cli.kinds.graph import duration_of, opened
+from detent.cli.run import task_store_option
+from detent.errors import DetentError, Invalid
+
+if TYPE_CHECKING:
+    from detent.cli._messages import Entry
+    from detent.journal import Appended
+    from detent.processor.graph import Graph
+    from detent.processor.live_graph import LiveGraph
+    from detent.processor.tracing import Hop
+
+STDIN: Final = "-"
 
 
-@click.group(cls=Commands, short_help="Draw, run and steer graphs of processors: streams over journals.")
+@click.group(cls=CommandList, short_help="Draw graphs of processors, send to them, trace their messages.")
 def graph() -> None:
-    """Draw, run and steer graphs of processors.
+    """Draw graphs of processors, send to them, and trace their messages.
 
     A graph is a `detent.processor.Graph` in a Python file of yours: sources, streams and sinks, which are functions
     from messages of journals to messages of other journals. Each message takes effect exactly once, whenever and
@@ -53,9 +67,6 @@ def graph() -> None:
     """
 
 
-# -- drawing ----------------------------------------------------------------------------------------------------------
-
-
 @graph.command()
 @click.argument("target")
 @click.option("--mermaid", is_flag=True, help="Print a flowchart for Mermaid, as in a Markdown file.")
@@ -73,86 +84,19 @@ def show(target: str, mermaid: bool, as_json: bool) -> None:
       detent graph show shop.py
       detent graph show shop.py:graph --mermaid > shop.mmd
     """
-    from detent.cli._graph_shown import graph_fields, print_options
-
     if mermaid and as_json:
         raise click.UsageError("--mermaid and --json are two forms of the same: give one of them")
-    found = load_graph(target)
-    if as_json:
-        print_json(graph_fields(found))
-        return
-    click.echo(found.draw("mermaid" if mermaid else "text"))
-    if not mermaid:
-        click.echo()
-        print_options(found)
+    print_graph(GRAPH.find(target), as_json=as_json, mermaid=mermaid)
 
 
-# -- running ----------------------------------------------------------------------------------------------------------
-
-
-@graph.command(hidden=True)
-@click.argument("target")
-@store_option
-@options_named("only", "migrate")
-@once_option
-@verbose_option
-@events_option
-def run(target: str, **given: Any) -> None:
-    """Run the processors of a graph in this process.
-
-    Start it in as many processes as you like: each processor runs in one of them, and the others stand by to take over.
-
-    It runs until Ctrl-C or SIGTERM, which let the steps under way end; a second Ctrl-C does not wait, and what it cuts
-    off is done again. A processor whose function fails, and has no journal for errors, rests and tries again. With
-    --once it does so a few times, longer if it says that something is away; then the command ends with exit code 1. It
-    ends at once for a failure that cannot pass, and for a message that was dropped.
-
-    \b
-    Examples:
-      detent graph run shop.py
-      detent graph run shop.py --once
-      detent graph run shop.graphs:orders --store s3://bucket/shop --only total
-      detent graph run shop.py --only total --only show --json
-    """
-
-    run_found(Graphs.noun, [Found(target, load_graph(target))], **given)
-
-
-# -- looking ----------------------------------------------------------------------------------------------------------
-
-
-@graph.command()
-@click.argument("target")
-@store_option
-@json_option
-def status(target: str, url: str | None, as_json: bool) -> None:
-    """Show how far the processors of a graph are, wherever they run.
-
-    LAG counts the messages that a processor has not read. OUTPUTS, ERRORS and NILS say what became of the input sets:
-    messages, an error, or nothing, as with a sink. OWED are messages that another store may not have yet. HOLDER is the
-    process that runs it. The second table says how long the last 1000 messages of a journal took, from when the oldest
-    message that had a part in them entered the graph.
-
-    \b
-    Example:
-      detent graph status shop.py
-    """
-    from detent.cli._graph_shown import print_status, status_fields
-
-    found = load_graph(target)
-    with opened(found, url) as live:
-        seen = live.status()
-    if as_json:
-        print_json({"graph": found.name, "processors": list(map(status_fields, seen))})
-    else:
-        print_status(seen)
+# -- where a message is from ------------------------------------------------------------------------------------------
 
 
 @graph.command()
 @click.argument("target")
 @click.argument("journal")
 @click.argument("offset", type=click.IntRange(0))
-@store_option
+@task_store_option
 @json_option
 def trace(target: str, journal: str, offset: int, url: str | None, as_json: bool) -> None:
     """Show where a message comes from.
@@ -166,71 +110,38 @@ def trace(target: str, journal: str, offset: int, url: str | None, as_json: bool
       detent graph trace shop.py totals 0
       detent graph trace shop.py kept@archive 17 --json
     """
-    from detent.cli._graph_shown import print_trace
-
-    found = load_graph(target)
-    with opened(found, url) as live:
+    with opened(GRAPH.find(target), url) as live:
         hop = live.trace(journal, offset)
     if as_json:
         import msgspec
 
         print_json(msgspec.to_builtins(hop))
     else:
-        print_trace(hop)
+        print_table(["message", "written", "by", "hop", "in all", "key"], list(_hop_rows(hop, "", "")))
 
 
-# -- steering ---------------------------------------------------------------------------------------------------------
+def _hop_rows(hop: Hop, lead: str, below: str) -> Iterator[list[str]]:
+    """A message, and under it its inputs: `lead` is in front of it, `below` in front of what comes under it."""
+    where = f"{lead}{line_text(hop.journal)} {hop.offset}"
+    if hop.published_ms is None:
+        yield [where, "not there any more", "-", "-", "-", "-"]
+    else:
+        yield [
+            where,
+            time_text(hop.published_ms),
+            "(outside)" if hop.processor is None else line_text(hop.processor),
+            "-" if hop.hop_ms is None else duration_of(hop.hop_ms),
+            "-" if hop.total_ms is None else duration_of(hop.total_ms),
+            "-" if hop.key is None else line_text(hop.key),
+        ]
+    for index, one in enumerate(hop.inputs):
+        is_last = index == len(hop.inputs) - 1 and not hop.more
+        yield from _hop_rows(one, f"{below}{'└─' if is_last else '├─'} ", f"{below}{'   ' if is_last else '│  '}")
+    if hop.more:
+        yield [f"{below}└─ {hop.more} more", "-", "-", "-", "-", "-"]
 
 
-@graph.command()
-@click.argument("target")
-@click.argument("name")
-@click.option("--to", metavar="WHERE", help="All inputs: 'earliest' [default], 'latest', or an offset.")
-@click.option("--time", "since", metavar="TIME", help="All inputs: the first message from this time on.")
-@click.option("--input", "inputs", metavar="JOURNAL=OFFSET", multiple=True, help="One input; others stay.")
-@click.option("--forget", is_flag=True, help="Delete the progress instead, also of a processor that is gone.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@store_option
-@json_option
-def reset(
-    target: str,
-    name: str,
-    to: str | None,
-    since: str | None,
-    inputs: tuple[str, ...],
-    forget: bool,
-    yes: bool,
-    url: str | None,
-    as_json: bool,
-) -> None:
-    """Move a processor to another place in its inputs, or forget it.
-
-    It may run meanwhile. --forget deletes its progress. What it has written stays. What it does from there on are new
-    deliveries, under new keys: messages that it reads again take effect again, also outside. Those that it skips never
-    do.
-
-    Asks before it does so; a script says --yes.
-
-    \b
-    Examples:
-      detent graph reset shop.py total --to earliest
-      detent graph reset shop.py total --time 2026-01-31T12:00:00Z --yes
-      detent graph reset shop.py total --input orders=100 --input prices=7
-      detent graph reset shop.py total --forget
-    """
-    from detent.cli import _graph_reset
-
-    if sum([to is not None, since is not None, bool(inputs), forget]) > 1:
-        raise click.UsageError("say where to go on, once: --to, --time, --input or --forget")
-    time = None if since is None else parse_time(since)
-    found = load_graph(target)
-    with opened(found, url) as live:
-        if forget:
-            _graph_reset.forget(live, name, yes=yes, as_json=as_json)
-            return
-        wanted = _graph_reset.wanted(live, found.processor(name), to or "earliest", time, inputs)
-        place = wanted if inputs else int(to) if to and to.isdigit() else to or "earliest"
-        _graph_reset.reset(live, name, wanted, place, time, yes=yes, as_json=as_json)
+# -- sending ----------------------------------------------------------------------------------------------------------
 
 
 @graph.command()
@@ -239,7 +150,7 @@ def reset(
 @click.option("--key", help="The key of the message: parallel processors keep the order of messages of one key.")
 @click.option("--type", "kind", metavar="TYPE", help="The type, which processors may filter by.")
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="A topic; repeat it for more.")
-@store_option
+@task_store_option
 @json_option
 def send(
     target: str,
@@ -261,11 +172,84 @@ def send(
       detent graph send shop.py orders '{"id": 2}' --key customer-7 --type sale
       detent graph send shop.py orders - < orders.ndjson
     """
-    from detent.cli import _graph_send
-
     if len(words) > 2:
         raise click.UsageError(f"give [JOURNAL] BODY, not {len(words)} arguments: put the body in quotes")
-    found = load_graph(target)
-    to = _graph_send.place_of(found, words[0] if len(words) == 2 else None)
+    found = GRAPH.find(target)
+    to = _place_of(found, words[0] if len(words) == 2 else None)
     with opened(found, url, create=True) as live:
-        _graph_send.send(live, to, words[-1], key=key, kind=kind, topics=topics, as_json=as_json)
+        _send(live, to, words[-1], key=key, kind=kind, topics=topics, as_json=as_json)
+
+
+def _place_of(graph: Graph, to: str | None) -> str:
+    """The journal that is meant: that of a source, or one that a processor reads. An error comes before a store is
+    made."""
+    sources = {
+        one.name: str(place) for one in graph.processors if one.kind == "source" for place in one.outputs.values()
+    }
+    listed = ", ".join(sources.values()) or "none"
+    if to is None:
+        if len(sources) != 1:
+            raise Invalid(f"the graph {graph.name!r} has {len(sources)} sources: {listed}; say to which one")
+        return next(iter(sources.values()))
+    read = {str(place) for one in graph.processors for place in one.inputs}
+    if to in read or to in sources.values():
+        return to
+    if to not in sources:
+        raise Invalid(f"the graph {graph.name!r} has no source {to!r}, and no processor reads it: it has {listed}")
+    return sources[to]
+
+
+def _send(
+    live: LiveGraph,
+    to: str,
+    body: str,
+    *,
+    key: str | None,
+    kind: str | None,
+    topics: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Append the message, or all lines of stdin; each offset is printed once its message is durable."""
+    if body != STDIN:
+        raw = os.fsencode(body)
+        _say(to, live.send(raw, to, key=key, type=kind, topics=topics), 1, as_json=as_json)
+        return
+    from detent.cli._messages import batches
+    from detent.processor.declaration import place
+    from detent.processor.outcome import headers_of
+    from detent.processor.step import Out
+
+    where = place(to)
+    journal = live.stores[where.store].journal(where.journal)
+    headers = headers_of(Out(b"", type=kind, topics=topics))
+    if sys.stdin.isatty():
+        note("reading messages from the terminal, one a line; Ctrl-D ends")
+    count = 0
+    with progress_bar("sending", hidden=as_json) as progress:
+        try:
+            for batch in batches(_entries(sys.stdin.buffer, key, headers), lambda entry: len(entry[0])):
+                _say(to, journal.append_many([entry for _, entry in batch]), len(batch), as_json=as_json)
+                count += len(batch)
+                progress(count, None)
+        except DetentError as error:
+            before = f"{count_text(count)} sent before it" if count else "nothing sent"
+            raise type(error)(f"{error}; {before}") from error
+
+
+def _entries(source: IO[bytes], key: str | None, headers: dict[str, str]) -> Iterator[tuple[int, Entry]]:
+    from detent.cli._messages import read_lines
+
+    raw = None if key is None else key.encode()
+    for number, line in read_lines(source):
+        yield number, (line, raw, headers)
+
+
+def _say(to: str, done: Appended, count: int, *, as_json: bool) -> None:
+    if as_json:
+        from detent.cli._messages import encode_line
+
+        sys.stdout.buffer.write(encode_line({"journal": to, "offset": done.offset, "count": count}))
+        sys.stdout.buffer.flush()
+    else:
+        last = f" to {done.offset + count - 1}" if count > 1 else ""
+        click.echo(f"{to}: {'offsets' if last else 'offset'} {done.offset}{last}")

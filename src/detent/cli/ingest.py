@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from detent.cli._common import confirm, confirm_name, json_option
-from detent.cli._help import Commands
-from detent.cli._output import (
-    age_text,
-    line_text,
-    note,
-    print_fields,
-    print_json,
-    print_table,
-    time_text,
-)
-from detent.cli.kinds.ingest import Ingests, database, read_config
-from detent.cli.kinds.kind import Found
-from detent.cli.run import events_option, once_option, options_named, run_found, verbose_option
+from detent.cli._common import confirm, json_option, yes_option
+from detent.cli._help import CommandList
+from detent.cli._output import line_text, print_answer, print_json, print_table, time_text
+from detent.cli.kinds.ingest import database, read_config
 from detent.errors import Invalid
 from detent.sizes import size_text
 
@@ -33,7 +23,7 @@ if TYPE_CHECKING:
 _config = click.argument("config", type=click.Path(path_type=Path))
 
 
-@click.group(cls=Commands, short_help="Bring files that a queue announces into a table, once each.")
+@click.group(cls=CommandList, short_help="Look at files that were brought into a table, once each.")
 def ingest() -> None:
     """Bring files that a queue announces into a table, each exactly once, through Spark.
 
@@ -62,65 +52,10 @@ def ingest() -> None:
     Try it:
       detent run orders.toml --once
       detent run orders.toml --backfill s3://bucket/orders/
-      detent ingest status orders.toml
+      detent show orders.toml
       detent ingest quarantine orders.toml
       detent ingest redrive orders.toml --all
     """
-
-
-@ingest.command("run", hidden=True)
-@_config
-@once_option
-@options_named("backfill", "match", "cores", "memory", "quick", "metrics_port")
-@verbose_option
-@events_option
-def run_ingest(config: Path, **given: Any) -> None:
-    """Ingest files until Ctrl-C or SIGTERM.
-
-    These let the batch under way be committed. However the command ends, it goes on from there the next time, and no
-    file is lost or comes twice: what a batch read and that its files are finished is one commit. Files that fail are
-    tried again, and put into quarantine in the end.
-
-    \b
-    Example:
-      detent ingest run orders.toml --once
-    """
-
-    run_found(Ingests.noun, [Found(str(config), read_config(config))], **given)
-
-
-@ingest.command("status")
-@_config
-@json_option
-def show_status(config: Path, as_json: bool) -> None:
-    """Show how many files are open, done and in quarantine.
-
-    Also shows what was committed: batches, rows and bytes.
-
-    \b
-    Example:
-      detent ingest status orders.toml
-    """
-    from detent.ingest import steering
-
-    settings = read_config(config)
-    with database(settings) as engine:
-        found = steering.status(engine, settings.name)
-    if as_json:
-        print_json(found.as_json())
-        return
-    print_fields(
-        {
-            "ingest": found.name,
-            "done": f"{found.done:,} files",
-            "open": f"{found.open + found.redriven:,} files, held by {found.pipelines} pipelines",
-            "oldest open": age_text(found.oldest_open_ms) if found.oldest_open_ms else "-",
-            "quarantine": f"{found.quarantined:,} files",
-            "committed": f"{found.batches:,} batches, {found.rows:,} rows, {size_text(found.bytes)}",
-            "last commit": time_text(found.last_commit_at),
-            "forgotten up to": time_text(found.forgotten_to),
-        }
-    )
 
 
 @ingest.command("files")
@@ -159,7 +94,7 @@ def _list(config: Path, limit: int, as_json: bool, **chosen: Any) -> None:
     from detent.ingest import steering
 
     settings = read_config(config)
-    with database(settings) as engine:
+    with database(settings.state_url) as engine:
         steering.status(engine, settings.name)
         found = list(islice(steering.files(engine, settings.name, **chosen), limit))
     if as_json:
@@ -202,7 +137,7 @@ def redrive_files(config: Path, uris: tuple[str, ...], everything: bool, as_json
     if not uris and not everything:
         raise click.UsageError("name files, or say --all")
     settings = read_config(config)
-    with database(settings) as engine:
+    with database(settings.state_url) as engine:
         count = steering.redrive(engine, settings.name, _named(engine, settings.name, uris))
     print_json({"redriven": count}) if as_json else click.echo(f"{count} put back")
 
@@ -231,7 +166,7 @@ def _named(engine: Engine, source: str, uris: tuple[str, ...]) -> list[str]:
     help="How old orphans have to be, such as 2h: longer than a batch takes, if pipelines run. Left out: the "
     "configuration's orphan_age, which is a day unless said.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def prune_files(config: Path, orphans: bool, older_than: str | None, yes: bool, as_json: bool) -> None:
     """Forget finished files that are older than the window. Running pipelines do that by themselves.
@@ -251,7 +186,7 @@ def prune_files(config: Path, orphans: bool, older_than: str | None, yes: bool, 
     try:
         milliseconds(older_than or "0s")
     except Invalid:
-        raise click.UsageError(f"--older-than: {older_than!r} is no duration: write '2h', '1d'") from None
+        raise click.UsageError(f"--older-than: {older_than!r} is not a duration: write '2h', '1d'") from None
     settings = read_config(config)
     age = settings.orphan_age if older_than is None else older_than
     what = f"forgets the files of {settings.name} that were finished more than {settings.window} ago"
@@ -259,10 +194,11 @@ def prune_files(config: Path, orphans: bool, older_than: str | None, yes: bool, 
         what += f", and deletes the data files of batches that were not committed and are older than {age}"
     confirm(f"This {what}. Go on?", what, yes=yes)
     pruned, swept = _prune(settings, milliseconds(age) / 1000 if orphans else None)
-    if as_json:
-        print_json({"pruned": pruned, "swept": swept})
-    else:
-        click.echo(f"{pruned} files forgotten" + (f", {swept} batches deleted" if orphans else ""))
+    print_answer(
+        {"pruned": pruned, "swept": swept},
+        f"{pruned} files forgotten" + (f", {swept} batches deleted" if orphans else ""),
+        as_json=as_json,
+    )
 
 
 def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
@@ -272,7 +208,7 @@ def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
     from detent.ingest.shared_state import QueueSharedState
     from detent.ingest.staging import sweep_staging
 
-    with database(settings) as engine:
+    with database(settings.state_url) as engine:
         epoch = ownership.register(engine, settings)
         pruned = forgetting.prune(engine, settings, None)
         if orphan_s is None:
@@ -281,36 +217,3 @@ def _prune(settings: IngestConfig, orphan_s: float | None) -> tuple[int, int]:
         swept = committer_of(settings, shared).sweep(orphan_s, settings.window_s)
         sweep_staging(settings.staging_folder, orphan_s)
         return pruned, swept
-
-
-@ingest.command("reset")
-@_config
-@click.option("--yes", "confirmed", metavar="NAME", help="Do not ask. NAME is that of the ingest.")
-@json_option
-def reset_ingest(config: Path, confirmed: str | None, as_json: bool) -> None:
-    """Forget what was ingested into a table that is gone, to begin anew.
-
-    A run is refused when its table was deleted, or another one stands in its place: the files that were in it count as
-    done. This forgets all of these files, also those in quarantine, and the schema. It deletes nothing else. A table
-    that is there is left alone: move or delete its folder first.
-
-    \b
-    Examples:
-      detent ingest reset orders.toml
-      detent ingest reset orders.toml --yes orders
-      detent run orders.toml --backfill s3://bucket/orders/
-    """
-    from detent.ingest import forgetting
-
-    settings = read_config(config)
-    with database(settings) as engine:
-        found = forgetting.look_for_reset(engine, settings)
-        if not as_json:
-            note(f"the table was {found.table}, with {found.rows:,} rows of {found.batches:,} commits")
-        confirm_name(f"forgets {found.files:,} files of {settings.name}", settings.name, confirmed)
-        found = forgetting.reset(engine, settings)
-    if as_json:
-        print_json({"ingest": settings.name, **found._asdict()})
-        return
-    click.echo(f"{found.files} files forgotten")
-    note(f"`detent run {config} --backfill PREFIX` brings them in again")

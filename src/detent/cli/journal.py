@@ -14,25 +14,20 @@ from detent.cli._common import (
     confirm,
     count_text,
     dry_run_option,
-    force_option,
     infos,
     json_option,
     listing,
     open_for_reading,
     open_for_writing,
     parse_headers,
+    prefix_option,
     resolve,
+    store_options,
     takes_store,
+    yes_option,
 )
-from detent.cli._help import Commands
-from detent.cli._output import (
-    note,
-    print_fields,
-    print_json,
-    print_table,
-    progress_bar,
-    time_text,
-)
+from detent.cli._help import CommandList
+from detent.cli._output import note, print_answer, print_fields, print_json, print_table, progress_bar, time_text
 from detent.cli._settings import given_settings, settings_lines, settings_options
 from detent.errors import DetentError, NotFound
 from detent.settings.journal import JOURNAL
@@ -61,7 +56,7 @@ format_option = click.option(
 stream_json_option = click.option("--json", "as_json", is_flag=True, help="The same as --format ndjson.")
 
 
-@click.group(cls=Commands, short_help="Create, append to, read and trim journals.")
+@click.group(cls=CommandList, short_help="Create, append to, read and trim journals.")
 def journal() -> None:
     """Create, append to, read and trim journals.
 
@@ -81,7 +76,7 @@ def journal() -> None:
 
 @journal.command("ls")
 @takes_store()
-@click.option("--prefix", default="", help="Only journals whose names begin so.")
+@prefix_option
 @json_option
 def list_journals(url: str, prefix: str, as_json: bool) -> None:
     """List the journals of a store.
@@ -90,7 +85,10 @@ def list_journals(url: str, prefix: str, as_json: bool) -> None:
     Example:
       detent journal ls file:./data --prefix orders/
     """
-    with open_for_reading(url) as store, listing("journal"):
+    with (
+        open_for_reading(url) as store,
+        listing("journal info NAME", "/v1/journals"),
+    ):
         found = infos(store, prefix)
     if as_json:
         print_json([_info_fields(info) for info in found])
@@ -153,8 +151,7 @@ def show_info(url: str, name: str, as_json: bool) -> None:
 @takes_store("NAME")
 @settings_options(JOURNAL)
 @click.option("--exist-ok", is_flag=True, help="It is fine if the journal exists; its settings stay.")
-@force_option
-@json_option
+@store_options
 def create(url: str, name: str, exist_ok: bool, force: bool, as_json: bool, **settings: Any) -> None:
     """Create a journal with settings of its own. Without any, the first append creates it as well.
 
@@ -166,18 +163,14 @@ def create(url: str, name: str, exist_ok: bool, force: bool, as_json: bool, **se
     with open_for_writing(url, force=force, create=True) as store:
         store.journal(name).create(exist_ok=exist_ok, **wanted)
         info = store.journal(name).info()
-    if as_json:
-        print_json(_info_fields(info))
-    else:
-        click.echo(f"journal {name} is there")
+    print_answer(_info_fields(info), f"journal {name} is there", as_json=as_json)
 
 
 @journal.command("rm")
 @takes_store("NAME")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @dry_run_option
-@force_option
-@json_option
+@store_options
 def remove(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
     """Delete a journal with all its messages.
 
@@ -194,18 +187,18 @@ def remove(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: 
         confirm(f"Delete {what}?", f"deletes {what}", yes=yes)
         with open_for_writing(url, force=force) as store:
             store.journal(name).delete()
-    if as_json:
-        print_json({"journal": name, "messages": info.messages, "deleted": not dry_run})
-    else:
-        click.echo(f"{'would delete' if dry_run else 'deleted'} {what}")
+    print_answer(
+        {"journal": name, "messages": info.messages, "deleted": not dry_run},
+        f"{'would delete' if dry_run else 'deleted'} {what}",
+        as_json=as_json,
+    )
 
 
 @journal.command()
 @takes_store("NAME")
 @click.option("--before", required=True, metavar="WHERE", help="The first offset to keep; also 'latest', or a time.")
 @dry_run_option
-@force_option
-@json_option
+@store_options
 def trim(url: str, name: str, before: str, dry_run: bool, force: bool, as_json: bool) -> None:
     """Forget the messages below an offset. They cannot be read any more, and their space is used again.
 
@@ -224,10 +217,11 @@ def trim(url: str, name: str, before: str, dry_run: bool, force: bool, as_json: 
             store.journal(name).trim(offset)
             info = store.journal(name).info()
     first = max(offset, info.first_offset)
-    if as_json:
-        print_json({"journal": name, "messages": count, "first_offset": first, "trimmed": not dry_run})
-    else:
-        click.echo(f"{'would forget' if dry_run else 'forgot'} {count} messages: {name} begins at offset {first}")
+    print_answer(
+        {"journal": name, "messages": count, "first_offset": first, "trimmed": not dry_run},
+        f"{'would forget' if dry_run else 'forgot'} {count} messages: {name} begins at offset {first}",
+        as_json=as_json,
+    )
 
 
 # -- appending ------------------------------------------------------------------------------------------------------
@@ -250,8 +244,7 @@ def trim(url: str, name: str, before: str, dry_run: bool, force: bool, as_json: 
     type=click.Choice(["lines", "ndjson"]),
     help="How stdin is read. 'lines' (the default): each line is a body. 'ndjson': each line is a JSON object.",
 )
-@force_option
-@json_option
+@store_options
 def append(
     url: str,
     name: str,
@@ -299,10 +292,11 @@ def append(
             if sys.stdin.isatty():
                 note("reading messages from the terminal, one a line; Ctrl-D ends")
             first, count = _append_stream(target, sys.stdin.buffer, form or "lines")
-    if as_json:
-        print_json({"journal": name, "count": count, "first_offset": first if count else None})
-    else:
-        click.echo(f"appended {count_text(count)}{_offsets(first, count)}")
+    print_answer(
+        {"journal": name, "count": count, "first_offset": first if count else None},
+        f"appended {count_text(count)}{_offsets(first, count)}",
+        as_json=as_json,
+    )
 
 
 def _offsets(first: int, count: int) -> str:

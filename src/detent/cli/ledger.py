@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from detent.cli._common import confirm, dry_run_option, force_option, json_option, open_for_writing, takes_store
-from detent.cli._help import Commands
-from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
+from detent.cli._common import (
+    confirm,
+    dry_run_option,
+    listing,
+    open_for_writing,
+    prefix_option,
+    store_options,
+    takes_store,
+    yes_option,
+)
+from detent.cli._help import CommandList
+from detent.cli._output import line_text, ms_of, print_answer, print_fields, print_json, print_table, time_text
 from detent.errors import Denied, NotFound
 
 if TYPE_CHECKING:
@@ -22,7 +29,7 @@ JOURNALS_SHOWN = 3
 """Journals of a pin in a table; --json has them all."""
 
 
-@click.group(cls=Commands, short_help="See which batches of a query took effect.")
+@click.group(cls=CommandList, short_help="See which batches of a query took effect.")
 def ledger() -> None:
     """See which batches of a query took effect, and where streams began.
 
@@ -44,9 +51,8 @@ def ledger() -> None:
 
 @ledger.command("ls")
 @takes_store()
-@click.option("--prefix", default="", help="Only ledgers whose names begin so.")
-@force_option
-@json_option
+@prefix_option
+@store_options
 def list_ledgers(url: str, prefix: str, force: bool, as_json: bool) -> None:
     """List the ledgers of a store with the highest batch of each.
 
@@ -54,13 +60,13 @@ def list_ledgers(url: str, prefix: str, force: bool, as_json: bool) -> None:
     Example:
       detent ledger ls file:./data --prefix orders
     """
-    with open_for_writing(url, force=force) as store, _listing("look at one with `detent ledger show NAME`"):
+    with open_for_writing(url, force=force) as store, listing("ledger show NAME"):
         found = store.ledgers(prefix)
     if as_json:
         print_json([_fields(info) for info in found])
         return
     rows = [
-        [line_text(info.name), _batch(info), _text(info.query), _text(info.run), time_text(_ms(info.updated))]
+        [line_text(info.name), _batch(info), _text(info.query), _text(info.run), time_text(ms_of(info.updated))]
         for info in found
     ]
     print_table(["name", "batch", "query", "run", "updated"], rows)
@@ -68,8 +74,7 @@ def list_ledgers(url: str, prefix: str, force: bool, as_json: bool) -> None:
 
 @ledger.command()
 @takes_store("NAME")
-@force_option
-@json_option
+@store_options
 def show(url: str, name: str, force: bool, as_json: bool) -> None:
     """Show a ledger: its query, its highest batch, and its runs.
 
@@ -93,19 +98,18 @@ def show(url: str, name: str, force: bool, as_json: bool) -> None:
             "run": _text(info.run),
             "replaced runs": " ".join(map(line_text, info.replaced)) or "-",
             "resets": str(info.generation),
-            "created": time_text(_ms(info.created)),
-            "updated": time_text(_ms(info.updated)),
+            "created": time_text(ms_of(info.created)),
+            "updated": time_text(ms_of(info.updated)),
         }
     )
 
 
 @ledger.command()
 @takes_store("NAME")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @dry_run_option
-@force_option
-@json_option
-def reset(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
+@store_options
+def reset(url: str, name: str, **given: Any) -> None:
     """Let another query use a ledger's name.
 
     The ledger forgets its query, its highest batch and its run. For a query that was refused because its checkpoint was
@@ -120,22 +124,15 @@ def reset(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: b
     Example:
       detent ledger reset file:./data orders-to-table --dry-run
     """
-    with open_for_writing(url, force=force) as store:
-        info = _ledger_or_stream(store, name)
-        what = f"ledger {line_text(name)} with {_contents(info)}"
-        if not dry_run:
-            confirm(f"Reset {what}? A query that starts over writes again.", f"resets {what}", yes=yes)
-            store.reset_ledger(name)
-    _print_done("reset", "reset", what, _fields(info, name), dry_run=dry_run, as_json=as_json)
+    _end(url, name, "reset", "A query that starts over writes again.", **given)
 
 
 @ledger.command()
 @takes_store("NAME")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @dry_run_option
-@force_option
-@json_option
-def delete(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
+@store_options
+def delete(url: str, name: str, **given: Any) -> None:
     """Delete a ledger that is not used any more.
 
     Its query, should it come again, would enter its batches a second time: to let another query use the name, `reset`
@@ -147,13 +144,22 @@ def delete(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: 
     Example:
       detent ledger delete file:./data orders-to-table --dry-run
     """
+    _end(url, name, "delete", "Its batches could be entered again.", **given)
+
+
+def _end(
+    url: str, name: str, verb: str, consequence: str, *, yes: bool, dry_run: bool, force: bool, as_json: bool
+) -> None:
+    """Reset a ledger, or delete it, once that is confirmed."""
     with open_for_writing(url, force=force) as store:
         info = _ledger_or_stream(store, name)
         what = f"ledger {line_text(name)} with {_contents(info)}"
         if not dry_run:
-            confirm(f"Delete {what}? Its batches could be entered again.", f"deletes {what}", yes=yes)
-            store.delete_ledger(name)
-    _print_done("delete", "deleted", what, _fields(info, name), dry_run=dry_run, as_json=as_json)
+            confirm(f"{verb.title()} {what}? {consequence}", f"{verb}s {what}", yes=yes)
+            store.reset_ledger(name) if verb == "reset" else store.delete_ledger(name)
+    done = "reset" if verb == "reset" else "deleted"
+    text = f"would {verb} {what}" if dry_run else f"{done} {what}"
+    print_answer({**_fields(info, name), done: not dry_run}, text, as_json=as_json)
 
 
 # -- pins -----------------------------------------------------------------------------------------------------------
@@ -161,9 +167,8 @@ def delete(url: str, name: str, yes: bool, dry_run: bool, force: bool, as_json: 
 
 @ledger.command()
 @takes_store()
-@click.option("--prefix", default="", help="Only pins whose names begin so.")
-@force_option
-@json_option
+@prefix_option
+@store_options
 def pins(url: str, prefix: str, force: bool, as_json: bool) -> None:
     """List the pins of a store.
 
@@ -173,22 +178,21 @@ def pins(url: str, prefix: str, force: bool, as_json: bool) -> None:
     Example:
       detent ledger pins file:./data
     """
-    with open_for_writing(url, force=force) as store, _listing("it shows all pins"):
+    with open_for_writing(url, force=force) as store, listing("ledger show NAME"):
         found = store.pins(prefix)
     if as_json:
         print_json([_pin_fields(info) for info in found])
         return
     rows = [
-        [line_text(info.name), str(len(info.offsets)), _offsets(info), time_text(_ms(info.created))] for info in found
+        [line_text(info.name), str(len(info.offsets)), _offsets(info), time_text(ms_of(info.created))] for info in found
     ]
     print_table(["name", "journals", "offsets", "created"], rows)
 
 
 @ledger.command()
 @takes_store("NAME")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@force_option
-@json_option
+@yes_option
+@store_options
 def unpin(url: str, name: str, yes: bool, force: bool, as_json: bool) -> None:
     """Forget where a stream began. If it starts over, it starts at the end that its journals have then.
 
@@ -202,24 +206,10 @@ def unpin(url: str, name: str, yes: bool, force: bool, as_json: bool) -> None:
     with open_for_writing(url, force=force) as store:
         confirm(f"Forget {what}? Its stream, if it starts over, skips what came since.", f"forgets {what}", yes=yes)
         store.unpin(name)
-    if as_json:
-        print_json({"name": name, "unpinned": True})
-    else:
-        click.echo(f"forgot {what}")
+    print_answer({"name": name, "unpinned": True}, f"forgot {what}", as_json=as_json)
 
 
 # -- printing -------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _listing(instead: str) -> Iterator[None]:
-    """Listing is a look at the whole store, which a token for some of its ledgers is not for."""
-    try:
-        yield
-    except Denied as error:
-        raise Denied(
-            f"{error}, which listing needs: {instead}, or take a token that was made with --grant 'consume:*:*'"
-        ) from error
 
 
 def _ledger_or_stream(store: Store, name: str) -> LedgerInfo | None:
@@ -231,13 +221,6 @@ def _ledger_or_stream(store: Store, name: str) -> LedgerInfo | None:
             if any(stream.name == name for stream in store.declared_streams()):
                 return None
         raise
-
-
-def _print_done(verb: str, done: str, what: str, fields: dict[str, Any], *, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        print_json({**fields, done: not dry_run})
-        return
-    click.echo(f"would {verb} {what}" if dry_run else f"{done} {what}")
 
 
 def _contents(info: LedgerInfo | None) -> str:
@@ -274,14 +257,10 @@ def _fields(info: LedgerInfo | None, name: str = "") -> dict[str, Any]:
         "run": info.run,
         "replaced": list(info.replaced),
         "generation": info.generation,
-        "created_ms": _ms(info.created),
-        "updated_ms": _ms(info.updated),
+        "created_ms": ms_of(info.created),
+        "updated_ms": ms_of(info.updated),
     }
 
 
 def _pin_fields(info: PinInfo) -> dict[str, Any]:
-    return {"name": info.name, "offsets": info.offsets, "created_ms": _ms(info.created)}
-
-
-def _ms(time: datetime) -> int:
-    return round(time.timestamp() * 1000)
+    return {"name": info.name, "offsets": info.offsets, "created_ms": ms_of(info.created)}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from detent.cli._common import force_option, json_option, open_for_writing, parse_message, takes_store
-from detent.cli._help import Commands
+from detent.cli._common import open_for_writing, parse_message, store_options, takes_store
+from detent.cli._help import CommandList
 from detent.cli._output import duration_text, line_text, print_fields, print_json
 from detent.cli._publish import Options, publish_options, run
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from detent.queue import MessageInfo, MessagePlace
 
 
-@click.group(cls=Commands, short_help="Publish messages to the queues that match, and look at one.")
+@click.group(cls=CommandList, short_help="Publish messages to the queues that match, and look at one.")
 def message() -> None:
     """Publish messages to all queues whose filters match, and look at one.
 
@@ -33,8 +33,7 @@ def message() -> None:
 @message.command()
 @takes_store(rest="[BODY]")
 @publish_options
-@force_option
-@json_option
+@store_options
 def publish(url: str, body: tuple[str, ...], force: bool, as_json: bool, **options: Any) -> None:
     """Publish messages to every queue whose filter matches.
 
@@ -55,10 +54,9 @@ def publish(url: str, body: tuple[str, ...], force: bool, as_json: bool, **optio
 
 @message.command()
 @takes_store("ID")
-@force_option
-@json_option
+@store_options
 def show(url: str, id: str, force: bool, as_json: bool) -> None:
-    """Show a message: its headers, its payload, and its queues.
+    """Show a message: its headers, its body, and its queues.
 
     For each queue: whether the message waits, is in flight, is done or failed, and the attempts at it.
 
@@ -87,9 +85,9 @@ def _print(found: MessageInfo) -> None:
         fields["published"] = iso(found.received)
         fields["visible from"] = iso(found.visible)
         fields["retention"] = "forever" if retention is None else duration_text(round(retention.total_seconds() * 1000))
-        fields |= content_lines(found.payload, found.uri, found.headers)
+        fields |= content_lines(found.body, found.uri, found.headers)
     else:
-        fields["payload"] = "not stored any more"
+        fields["body"] = "not stored any more"
     print_fields(fields)
     if not found.places:
         click.echo("in no queue")

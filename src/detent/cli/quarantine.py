@@ -9,14 +9,15 @@ import click
 from detent.cli._common import (
     confirm,
     count_text,
-    force_option,
     json_option,
     open_for_reading,
     open_for_writing,
+    store_options,
     takes_store,
+    yes_option,
 )
-from detent.cli._help import Commands
-from detent.cli._output import line_text, print_json, print_table
+from detent.cli._help import CommandList
+from detent.cli._output import line_text, print_answer, print_json, print_table
 
 if TYPE_CHECKING:
     pass
@@ -25,7 +26,7 @@ BODY_SHOWN = 80
 """What fits beside the rest on a terminal; --json shows all."""
 
 
-@click.group(cls=Commands, short_help="Look at messages that did not match a schema; put them back.")
+@click.group(cls=CommandList, short_help="Look at messages that did not match a schema; put them back.")
 def quarantine() -> None:
     """Look at messages that did not match the schema of their stream, and put them back.
 
@@ -105,9 +106,8 @@ def _shown(body: bytes) -> str:
 
 @quarantine.command("redrive")
 @takes_store("NAME")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@force_option
-@json_option
+@yes_option
+@store_options
 def redrive_quarantine(url: str, name: str, yes: bool, force: bool, as_json: bool) -> None:
     """Put the messages of a quarantine back to where they came from.
 
@@ -124,7 +124,4 @@ def redrive_quarantine(url: str, name: str, yes: bool, force: bool, as_json: boo
         waiting = info(store, name).waiting
         confirm(f"Put {count_text(waiting)} back?", "puts messages back to where they came from", yes=yes)
         count = redrive(store, name)
-    if as_json:
-        print_json({"name": name, "redriven": count})
-    else:
-        click.echo(f"{count_text(count)} put back")
+    print_answer({"name": name, "redriven": count}, f"{count_text(count)} put back", as_json=as_json)

@@ -14,22 +14,15 @@ from detent.cli._common import (
     confirm,
     count_text,
     dry_run_option,
-    force_option,
-    json_option,
     listing,
     open_for_writing,
+    prefix_option,
+    store_options,
     takes_store,
+    yes_option,
 )
-from detent.cli._help import Commands
-from detent.cli._output import (
-    age_text,
-    line_text,
-    note,
-    print_fields,
-    print_json,
-    print_table,
-    time_text,
-)
+from detent.cli._help import CommandList
+from detent.cli._output import age_text, line_text, note, print_answer, print_fields, print_json, print_table, time_text
 from detent.cli._settings import given_settings, settings_lines, settings_options
 from detent.settings.queue import QUEUE
 
@@ -41,7 +34,7 @@ _LABELS = {"total_dead_lettered": "dead lettered"}
 NUMBERS = ("available", "delayed", "blocked", "blocked_delayed", "in_flight", "failed", "done", *COUNTERS)
 
 
-@click.group(cls=Commands, short_help="Create queues, publish to them, claim from them.")
+@click.group(cls=CommandList, short_help="Create queues, publish to them, claim from them.")
 def queue() -> None:
     """Create queues, publish to them, claim from them.
 
@@ -78,8 +71,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
 @settings_options(QUEUE)
 @click.option("--earliest", is_flag=True, help="It also gets the messages that are stored already and match.")
 @click.option("--exist-ok", is_flag=True, help="It is fine if the queue exists; its settings stay.")
-@force_option
-@json_option
+@store_options
 def create(url: str, queue: str, earliest: bool, exist_ok: bool, force: bool, as_json: bool, **settings: Any) -> None:
     """Create a queue, and the store if there is none.
 
@@ -107,8 +99,7 @@ def create(url: str, queue: str, earliest: bool, exist_ok: bool, force: bool, as
 @takes_store("QUEUE")
 @settings_options(QUEUE, changes=True)
 @click.option("--no-labels", is_flag=True, help="Take all labels away.")
-@force_option
-@json_option
+@store_options
 def configure(url: str, queue: str, no_labels: bool, force: bool, as_json: bool, **settings: Any) -> None:
     """Change a queue's settings; what is not named stays.
 
@@ -130,8 +121,7 @@ def configure(url: str, queue: str, no_labels: bool, force: bool, as_json: bool,
 
 @queue.command()
 @takes_store("QUEUE")
-@force_option
-@json_option
+@store_options
 def pause(url: str, queue: str, force: bool, as_json: bool) -> None:
     """Give out no messages until `resume`.
 
@@ -146,8 +136,7 @@ def pause(url: str, queue: str, force: bool, as_json: bool) -> None:
 
 @queue.command()
 @takes_store("QUEUE")
-@force_option
-@json_option
+@store_options
 def resume(url: str, queue: str, force: bool, as_json: bool) -> None:
     """Resume a queue that is paused.
 
@@ -164,18 +153,14 @@ def _configure(url: str, name: str, settings: Any, done: str, *, force: bool, as
     with open_for_writing(url, force=force) as store:
         store.queue(name).configure(**settings)
         info = store.queue(name).info()
-    if as_json:
-        print_json(_info_fields(info))
-    else:
-        click.echo(f"queue {name} {done}")
+    print_answer(_info_fields(info), f"queue {name} {done}", as_json=as_json)
 
 
 @queue.command("rm")
 @takes_store("QUEUE")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @dry_run_option
-@force_option
-@json_option
+@store_options
 def remove(url: str, queue: str, yes: bool, dry_run: bool, force: bool, as_json: bool) -> None:
     """Delete a queue with all that is in it.
 
@@ -213,9 +198,8 @@ def contents_text(info: QueueInfo, *, available: bool = True, flying: bool = Tru
 
 @queue.command("ls")
 @takes_store()
-@click.option("--prefix", default="", help="Only queues whose names begin so.")
-@force_option
-@json_option
+@prefix_option
+@store_options
 def list_queues(url: str, prefix: str, force: bool, as_json: bool) -> None:
     """List the queues of a store.
 
@@ -225,7 +209,10 @@ def list_queues(url: str, prefix: str, force: bool, as_json: bool) -> None:
     Example:
       detent queue ls file:./data --prefix mails/
     """
-    with open_for_writing(url, force=force) as store, listing("queue"):
+    with (
+        open_for_writing(url, force=force) as store,
+        listing("queue info NAME", "/v1/queues"),
+    ):
         found, unmatched = store.queues(prefix), store.unmatched()
     if as_json:
         print_json({"queues": [_info_fields(info) for info in found], "unmatched": unmatched})
@@ -266,8 +253,7 @@ def ms_of(value: datetime | timedelta | None) -> int | None:
 
 @queue.command("info")
 @takes_store("QUEUE")
-@force_option
-@json_option
+@store_options
 def show_info(url: str, queue: str, force: bool, as_json: bool) -> None:
     """Show a queue's settings, what is in it, and what it has counted.
 
@@ -315,8 +301,7 @@ def _age(info: QueueInfo) -> str:
 @queue.command()
 @takes_store(rest="[QUEUE]...")
 @click.option("--watch", metavar="SECONDS", type=click.FloatRange(0.1), help="Look again every so often, until Ctrl-C.")
-@force_option
-@json_option
+@store_options
 def stats(url: str, queue: tuple[str, ...], watch: float | None, force: bool, as_json: bool) -> None:
     """Show the numbers of some queues, or of all.
 
@@ -332,7 +317,10 @@ def stats(url: str, queue: tuple[str, ...], watch: float | None, force: bool, as
       detent queue stats file:./data
       detent queue stats file:./data orders --watch 2
     """
-    with open_for_writing(url, force=force) as store, listing("queue"):
+    with (
+        open_for_writing(url, force=force) as store,
+        listing("queue info NAME", "/v1/queues"),
+    ):
         while True:
             found = [store.queue(name).info() for name in queue] if queue else store.queues()
             _print_stats(found, one=len(queue) == 1, as_json=as_json, watched=watch is not None)

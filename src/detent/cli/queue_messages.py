@@ -14,14 +14,16 @@ from detent.cli._common import (
     count_text,
     dry_run_option,
     force_option,
-    json_option,
     open_for_writing,
     parse_message,
+    store_options,
     takes_store,
+    yes_option,
 )
 from detent.cli._output import (
     line_text,
     note,
+    print_answer,
     print_fields,
     print_json,
     print_table,
@@ -46,8 +48,7 @@ PEEK_STEP = 500
 @queue.command()
 @takes_store("QUEUE", rest="[BODY]")
 @publish_options
-@force_option
-@json_option
+@store_options
 def publish(url: str, queue: str, body: tuple[str, ...], force: bool, as_json: bool, **options: Any) -> None:
     """Publish messages to one queue, by its name.
 
@@ -60,9 +61,9 @@ def publish(url: str, queue: str, body: tuple[str, ...], force: bool, as_json: b
     \b
     NDJSON has one object a line, and takes what `claim --json` and
     `failed --json` print:
-      {"payload": "text", "headers": {"name": "value"}, "dedup_key": "k"}
-      {"payload": "text", "delay": "5m", "retention": "7d"}
-      {"payload": {"base64": "AAEC"}, "visible_at": "2026-01-31T12:00:00Z"}
+      {"body": "text", "headers": {"name": "value"}, "dedup_key": "k"}
+      {"body": "text", "delay": "5m", "retention": "7d"}
+      {"body": {"base64": "AAEC"}, "visible_at": "2026-01-31T12:00:00Z"}
       {"uri": "s3://bucket/key"}
 
     \b
@@ -70,7 +71,7 @@ def publish(url: str, queue: str, body: tuple[str, ...], force: bool, as_json: b
       detent queue publish file:./data orders hello --header priority=10
       detent queue publish file:./data orders 'pay 7' --dedup-key payment-7
       detent queue publish file:./data orders < lines.txt
-      jq -c '{payload: tojson}' < objects.json |
+      jq -c '{body: tojson}' < objects.json |
           detent queue publish file:./data orders --format ndjson
     """
     run(url, queue, body, Options(**options), force=force, as_json=as_json)
@@ -89,10 +90,10 @@ def publish(url: str, queue: str, body: tuple[str, ...], force: bool, as_json: b
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["fields", "payloads", "ndjson"]),
+    type=click.Choice(["fields", "bodies", "ndjson"]),
     default="fields",
     show_default=True,
-    help="'fields': for people. 'payloads': each payload and a newline. 'ndjson': a JSON object a line.",
+    help="'fields': for people. 'bodies': each body and a newline. 'ndjson': a JSON object a line.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format ndjson.")
 @force_option
@@ -117,12 +118,12 @@ def claim(
     Examples:
       detent queue claim file:./data orders --count 10 --wait 20s
       detent queue claim file:./data orders --json | jq -r .receipt
-      detent queue claim file:./data orders --ack --format payloads > order.txt
+      detent queue claim file:./data orders --ack --format bodies > order.txt
     """
     form = "ndjson" if as_json else form
-    if form == "payloads" and not ack:
+    if form == "bodies" and not ack:
         raise click.UsageError(
-            "--format payloads shows no receipts, so the messages could not be acknowledged: add --ack"
+            "--format bodies shows no receipts, so the messages could not be acknowledged: add --ack"
         )
     with open_for_writing(url, force=force) as store:
         target = store.queue(queue)
@@ -145,8 +146,8 @@ def _print_deliveries(found: list[Delivery], form: str) -> None:
                 click.echo()
             print_fields(delivery_lines(message))
         else:
-            payload = message.payload if message.uri is None else message.uri.encode()
-            out.write(payload + b"\n" if form == "payloads" else encode_line(delivery_fields(message)))
+            body = message.body if message.uri is None else message.uri.encode()
+            out.write(body + b"\n" if form == "bodies" else encode_line(delivery_fields(message)))
     sys.stdout.flush()
     out.flush()
 
@@ -159,8 +160,7 @@ def _receipts(texts: Iterable[str]) -> list[Receipt]:
 
 @queue.command()
 @takes_store(rest="RECEIPT...")
-@force_option
-@json_option
+@store_options
 def ack(url: str, receipt: tuple[str, ...], force: bool, as_json: bool) -> None:
     """Acknowledge messages: they are done.
 
@@ -181,8 +181,7 @@ def ack(url: str, receipt: tuple[str, ...], force: bool, as_json: bool) -> None:
 @click.option("--reason", default="", help="Why; it is shown with the message.")
 @click.option("--delay", metavar="DURATION", help="Try again after so long, not after the queue's back-off.")
 @click.option("--final", is_flag=True, help="Do not try again: the message has failed.")
-@force_option
-@json_option
+@store_options
 def fail(
     url: str, receipt: tuple[str, ...], reason: str, delay: str | None, final: bool, force: bool, as_json: bool
 ) -> None:
@@ -205,17 +204,13 @@ def fail(
 
 
 def _say_ended(what: str, receipts: list[Receipt], as_json: bool) -> None:
-    if as_json:
-        print_json({what: list(map(str, receipts))})
-    else:
-        click.echo(f"{what} {count_text(len(receipts))}")
+    print_answer({what: list(map(str, receipts))}, f"{what} {count_text(len(receipts))}", as_json=as_json)
 
 
 @queue.command()
 @takes_store(rest="RECEIPT...")
 @click.option("--lease", metavar="DURATION", help="Hold them so long from now on; the queue has a default.")
-@force_option
-@json_option
+@store_options
 def extend(url: str, receipt: tuple[str, ...], lease: str | None, force: bool, as_json: bool) -> None:
     """Extend or shorten the lease of messages.
 
@@ -259,15 +254,14 @@ def extend(url: str, receipt: tuple[str, ...], lease: str | None, force: bool, a
 @click.option("--newer-than", metavar="DURATION", help="Only those that were published less long ago.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many.")
 @click.option(
-    "--payload-bytes",
+    "--body-bytes",
     type=click.IntRange(0, 4096),
     default=64,
     show_default=True,
-    help="Show the first bytes of each payload; 0 shows none.",
+    help="Show the first bytes of each body; 0 shows none.",
 )
 @click.option("--cursor", metavar="CURSOR", help="Go on where an earlier list ended.")
-@force_option
-@json_option
+@store_options
 def messages(url: str, queue: str, limit: int, cursor: str | None, force: bool, as_json: bool, **wanted: Any) -> None:
     """Look at a queue's messages without claiming them.
 
@@ -300,7 +294,7 @@ def _print_queued(queue: str, found: list[QueuedMessage], cursor: str | None, as
     if as_json:
         print_json({"queue": queue, "messages": list(map(queued_fields, found)), "cursor": cursor})
         return
-    columns = ["message", "state", "since or until", "attempts", "priority", "bytes", "payload", "headers", "remarks"]
+    columns = ["message", "state", "since or until", "attempts", "priority", "bytes", "body", "headers", "remarks"]
     print_table(columns, list(map(queued_row, found)))
     if cursor is not None:
         note(f"there are more: go on with --cursor {cursor}")
@@ -312,13 +306,12 @@ def _print_queued(queue: str, found: list[QueuedMessage], cursor: str | None, as
 @queue.command()
 @takes_store("QUEUE")
 @click.option("--limit", type=click.IntRange(1), help="Show at most so many.")
-@force_option
-@json_option
+@store_options
 def failed(url: str, queue: str, limit: int | None, force: bool, as_json: bool) -> None:
     """List the failed messages, with their reasons and attempts.
 
     The oldest comes first. With --json, each line is an object. `detent message show` shows one of them with its
-    payload, and `detent queue redrive` tries them again.
+    body, and `detent queue redrive` tries them again.
 
     \b
     Example:
@@ -348,8 +341,7 @@ def _print_failed(message: FailedMessage, as_json: bool) -> None:
 @click.option("--filter", metavar="CEL", help="Those whose headers match, such as 'headers.tier == \"gold\"'.")
 @click.option("--all", "everything", is_flag=True, help="All failed messages of the queue.")
 @click.option("--to", metavar="QUEUE", help="Try them in another queue.")
-@force_option
-@json_option
+@store_options
 def redrive(
     url: str,
     queue: str,
@@ -379,10 +371,11 @@ def redrive(
         target = store.queue(queue)
         total = target.info().failed if everything else None
         done = target.redrive(numbers, filter=filter, to=to, progress=lambda moved: progress(moved, total))
-    if as_json:
-        print_json({"queue": queue, "to": to or queue, "messages": done})
-    else:
-        click.echo(f"{count_text(done)} of {queue} can be claimed again{f' from {to}' if to else ''}")
+    print_answer(
+        {"queue": queue, "to": to or queue, "messages": done},
+        f"{count_text(done)} of {queue} can be claimed again{f' from {to}' if to else ''}",
+        as_json=as_json,
+    )
 
 
 @queue.command()
@@ -390,10 +383,9 @@ def redrive(
 @click.option("--available", is_flag=True, help="Only messages that wait, delayed ones too.")
 @click.option("--failed", is_flag=True, help="Only failed messages.")
 @click.option("--message", "messages", multiple=True, metavar="N", help="Only this failed message; repeat it for more.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @dry_run_option
-@force_option
-@json_option
+@store_options
 def purge(
     url: str,
     queue: str,
@@ -440,10 +432,11 @@ def purge(
                     messages=numbers,
                     progress=lambda done: progress(done, max(done, count)),
                 )
-    if as_json:
-        print_json({"queue": queue, "messages": count, "purged": not dry_run})
-    else:
-        click.echo(f"{'would remove' if dry_run else 'removed'} {count_text(count)} from queue {queue}")
+    print_answer(
+        {"queue": queue, "messages": count, "purged": not dry_run},
+        f"{'would remove' if dry_run else 'removed'} {count_text(count)} from queue {queue}",
+        as_json=as_json,
+    )
 
 
 def _check_failed(store: Store, queue: str, numbers: list[int]) -> None:

@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from detent.cli._common import confirm, count_text, force_option, json_option, open_for_writing, takes_store
-from detent.cli._output import line_text, print_json, print_table, time_text
+from detent.cli._common import (
+    confirm,
+    count_text,
+    open_for_writing,
+    store_options,
+    takes_store,
+    yes_option,
+)
+from detent.cli._output import line_text, print_answer, print_json, print_table, time_text
 from detent.cli.queue import ms_of
 from detent.cli.queue_messages import queue
 from detent.errors import NotFound
@@ -18,8 +25,7 @@ if TYPE_CHECKING:
 
 @queue.command()
 @takes_store("QUEUE")
-@force_option
-@json_option
+@store_options
 def readers(url: str, queue: str, force: bool, as_json: bool) -> None:
     """List the readers of a queue: the streaming queries.
 
@@ -58,9 +64,8 @@ def _since(reader: ReaderInfo) -> str:
 @queue.command()
 @takes_store("QUEUE", "READER")
 @click.option("--delete", is_flag=True, help="Forget the reader as well.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@force_option
-@json_option
+@yes_option
+@store_options
 def release(url: str, queue: str, reader: str, delete: bool, yes: bool, force: bool, as_json: bool) -> None:
     """Take back what is assigned to a reader.
 
@@ -80,10 +85,11 @@ def release(url: str, queue: str, reader: str, delete: bool, yes: bool, force: b
         count = handle.release()
         if delete:
             handle.delete()
-    if as_json:
-        print_json({"queue": queue, "reader": reader, "messages": count, "deleted": delete})
-    else:
-        click.echo(f"released reader {line_text(reader)}: {count_text(count)} can be claimed again from {queue}")
+    print_answer(
+        {"queue": queue, "reader": reader, "messages": count, "deleted": delete},
+        f"released reader {line_text(reader)}: {count_text(count)} can be claimed again from {queue}",
+        as_json=as_json,
+    )
 
 
 def _find(queue: Queue, name: str) -> ReaderInfo:

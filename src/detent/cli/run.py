@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any, Final, NoReturn
 
 import click
 
-from detent.cli._common import names_server
+from detent.cli._common import Option, force_option, names_server, url_option, with_options
 from detent.cli._output import note
 from detent.cli._views import PartView, TaskView, logs_told, view_of
-from detent.cli.kinds import KINDS, find_all
-from detent.cli.kinds.consumer import Consumers, log_as_asked
-from detent.cli.kinds.kind import Found, Given, HandlersLate, ReadyTask, with_options
+from detent.cli.kinds import CONSUMER, KINDS, find_all
+from detent.cli.kinds.consumer import log_as_asked
+from detent.cli.kinds.kind import Found, Given, HandlersLate, ReadyTask, TaskKind
 from detent.errors import Invalid
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.supervisor import Supervisor
@@ -27,8 +27,6 @@ INTERRUPTED: Final = 130
 
 SHOW_CURSOR: Final = "\x1b[?25h"
 """A progress bar hides it."""
-
-Option = Callable[[Any], Any]
 
 OPTIONS: Final[dict[str, tuple[set[str], dict[str, Option]]]] = {
     "Options of consumers": ({"consumer"}, {
@@ -47,11 +45,7 @@ OPTIONS: Final[dict[str, tuple[set[str], dict[str, Option]]]] = {
         "lease": click.option(
             "--lease", metavar="DURATION", help="How long a process that vanished keeps its shards, such as 10s."
         ),
-        "force": click.option(
-            "--force",
-            is_flag=True,
-            help="If another process owns the store and does not answer, end that process and take over.",
-        ),
+        "force": force_option,
     }),
     "Options of graphs and pipelines": ({"graph", "pipeline"}, {
         "only": click.option(
@@ -91,11 +85,28 @@ OPTIONS: Final[dict[str, tuple[set[str], dict[str, Option]]]] = {
         "quick": click.option("--quick", is_flag=True, help="Start faster and then run slower: for little data."),
     }),
     "Options of pipelines": ({"pipeline"}, {
+        "server": click.option(
+            "--server",
+            metavar="URL",
+            help="The server that owns the store, for a store on an object store, whose data tasks read and write "
+            "themselves. Without one this process owns it.",
+        ),
+        "master": click.option(
+            "--master", metavar="URL", help="A cluster of Spark, such as spark://HOST:7077, instead of this machine."
+        ),
         "checkpoints": click.option(
             "--checkpoints", metavar="DIR", help="The folder of the checkpoints; beside a file: store if left out."
         ),
         "conf": click.option(
             "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; can be given several times."
+        ),
+    }),
+    "Options of bridges": ({"bridge"}, {
+        "accept": click.option(
+            "--accept",
+            metavar="WORD",
+            multiple=True,
+            help="Go on after what a bridge refuses, by the word that the refusal says; repeat it for more.",
         ),
     }),
     "Options of ingests": ({"ingest"}, {
@@ -115,32 +126,10 @@ OPTIONS: Final[dict[str, tuple[set[str], dict[str, Option]]]] = {
 }  # fmt: skip
 """Options that only some kinds have: their title, the kinds, and the options by name."""
 
-STORED: Final = {"consumer", "graph", "pipeline"}
+STORED: Final = {"bridge", "consumer", "graph", "pipeline"}
 """Kinds whose store a command can say. An app has a transport, a worker its queue, an ingest its queue and table."""
 
-DEFAULTS: Final[Given] = {
-    "url": None, "once": False, "verbose": False, "as_json": False, "shards": None, "workers": None, "standbys": None,
-    "lease": None, "force": False, "only": (), "migrate": (), "concurrency": None, "transport": None,
-    "metrics_port": None, "cores": None, "memory": None, "quick": False, "checkpoints": None, "conf": (),
-    "backfill": None, "match": None,
-}  # fmt: skip
-
-store_option = click.option(
-    "--store", "--url", "url", metavar="URL", help="The store, instead of the task's own (or DETENT_URL)."
-)
-once_option = click.option("--once", is_flag=True, help="Do what there is to do, then stop.")
-verbose_option = click.option(
-    "--verbose", is_flag=True, help="Show the log too: where in the code something failed, and Spark's own."
-)
-events_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print an object a line: what happens, and a status now and then."
-)
-
-
-def options_named(*names: str) -> Callable[[Any], Any]:
-    """Some of the options that only some kinds have, for a command of one kind."""
-    known = {name: option for _, options in OPTIONS.values() for name, option in options.items()}
-    return with_options([known[name] for name in names])
+task_store_option = url_option("url", "The store, instead of the task's own (or DETENT_URL).")
 
 
 class _RunCommand(click.Command):
@@ -161,13 +150,15 @@ class _RunCommand(click.Command):
 
 @click.command("run", cls=_RunCommand, short_help="Run what a file declares: consumers, graphs, apps, pipelines.")
 @click.argument("targets", metavar="FILE[:NAME]...", nargs=-1, required=True)
-@once_option
+@click.option("--once", is_flag=True, help="Do what there is to do, then stop.")
 @click.option("--check", is_flag=True, help="Only check what is declared, and show it. Nothing is started.")
-@store_option
-@verbose_option
-@events_option
-@options_named(*(name for _, options in OPTIONS.values() for name in options))
-def run(targets: tuple[str, ...], check: bool, **given: Any) -> None:
+@task_store_option
+@click.option("--verbose", is_flag=True, help="Show the log too: where in the code something failed, and Spark's own.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print an object a line: what happens, and a status now and then."
+)
+@with_options([option for _, options in OPTIONS.values() for option in options.values()])
+def run(targets: tuple[str, ...], check: bool, of_kind: TaskKind | None = None, **given: Any) -> None:
     """Run what a file declares: consumers, graphs, apps, pipelines, ingests and workers.
 
     FILE is a Python file, or the TOML file of an ingest; a module such as shop.apps works too. With a name, only that
@@ -200,7 +191,7 @@ def run(targets: tuple[str, ...], check: bool, **given: Any) -> None:
 
     `detent consumer`, `graph`, `bus` and `ingest` have a file to try for the other kinds.
     """
-    ready = _ready(find_all(targets), given)
+    ready = _ready(find_all(targets, of_kind), given)
     if check:
         for one in ready:
             one.check(as_json=given["as_json"])
@@ -213,7 +204,7 @@ def _ready(found: dict[str, list[Found]], given: Given) -> list[ReadyTask]:
     for kinds, options in OPTIONS.values():
         if kinds.isdisjoint(found):
             for name in options:
-                if given[name] != DEFAULTS[name]:
+                if given[name]:
                     meant, declared = " and ".join(sorted(kinds)), " and ".join(found)
                     raise click.UsageError(f"--{name.replace('_', '-')} is an option of {meant}: this is {declared}")
     if given["url"] is not None and STORED.isdisjoint(found):
@@ -221,12 +212,6 @@ def _ready(found: dict[str, list[Found]], given: Given) -> list[ReadyTask]:
     if given["once"] and given["workers"]:
         raise click.UsageError("--once works in one process: leave --workers out, or --once")
     return [one for kind in KINDS if kind.noun in found for one in kind.ready(found[kind.noun], given)]
-
-
-def run_found(kind: str, found: Iterable[Found], **values: Any) -> None:
-    """Run tasks of one kind, as the commands do that are older than `detent run`."""
-    given = {**DEFAULTS, **values}
-    execute(_ready({kind: list(found)}, given), given)
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -251,9 +236,8 @@ def execute(ready: Sequence[ReadyTask], given: Given) -> None:
 def _logs(ready: Sequence[ReadyTask], view: TaskView, given: Given) -> AbstractContextManager[None]:
     """What parts of the tasks say in their logs."""
     verbose, as_json = given["verbose"], given["as_json"]
-    if all(one.kind == Consumers.noun for one in ready):
-        log_as_asked(verbose=verbose, as_json=as_json)
-        return nullcontext()
+    if all(one.kind == CONSUMER.noun for one in ready):
+        return log_as_asked(verbose=verbose, as_json=as_json)
     if not any(one.tells_of_log for one in ready):
         return nullcontext()
     is_told = lambda logged: any(one.is_told(logged) for one in ready)  # noqa: E731
@@ -302,7 +286,7 @@ def _run_together(ready: Sequence[ReadyTask], view: TaskView, *, once: bool) -> 
     with stop_on_signals(stopping, lambda: end_now(INTERRUPTED, view)), view, ExitStack() as stores:
         for url in shared:
             stores.enter_context(detent.open(url))
-        running = [_Running(one, PartView(view, one.title)) for one in ready]
+        running = [_ReadyRun(one, PartView(view, one.title)) for one in ready]
         for task in running:
             supervisor.add(task)
         supervisor.run(stopping)
@@ -322,7 +306,7 @@ def _shared(ready: Sequence[ReadyTask]) -> list[str]:
     return list(dict.fromkeys(url for url in urls if url.startswith("file:")))
 
 
-class _Running(Task):
+class _ReadyRun(Task):
     """One of several tasks of this process. What its kind tries again is tried again in there: an error that comes out
     of it is the end of all."""
 

@@ -49,7 +49,7 @@ def serve(
       detent serve file:./data
       detent queue create http://127.0.0.1:7410 mails
       curl http://127.0.0.1:7410/v1/queues/mails/messages \\
-          -d '{"payload": "hello"}'
+          -d '{"body": "hello"}'
       AWS_ENDPOINT_URL_SQS=http://127.0.0.1:7410 aws sqs list-queues
 
     On an address that other machines can reach it wants keys: `detent token create` makes one.

@@ -14,17 +14,17 @@ import click
 from detent.cli._common import (
     check_kept,
     count_text,
-    force_option,
     infos,
     is_server,
     json_option,
     open_for_reading,
     open_for_writing,
     raw_reader,
+    store_options,
     takes_store,
 )
-from detent.cli._help import Commands
-from detent.cli._output import note, print_fields, print_json, progress_bar
+from detent.cli._help import CommandList
+from detent.cli._output import note, print_answer, print_fields, print_json, progress_bar
 from detent.sizes import size_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ FINDINGS_SHOWN = 1000
 """A store that is broken throughout would print for hours; the first findings tell enough."""
 
 
-@click.group(cls=Commands, short_help="Look at a store as a whole, and check it.")
+@click.group(cls=CommandList, short_help="Look at a store as a whole, and check it.")
 def store() -> None:
     """Look at a store as a whole, and check it.
 
@@ -126,7 +126,7 @@ def verify(url: str, limit: int, as_json: bool) -> None:
 
     Checksums of all records and fragments, counts, the order of commits worked out again from the messages,
     producers, open transactions; the queues' state worked out again from its log, and that each queued message has
-    its payload and its metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may
+    its body and its metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may
     be at work meanwhile.
     Exits with 1 if anything is wrong.
 
@@ -149,7 +149,7 @@ def verify(url: str, limit: int, as_json: bool) -> None:
                 f"{count_text(counts.journals, 'journal')}, {count_text(counts.messages)} in "
                 f"{count_text(counts.blocks, 'block')} and {count_text(counts.fragments, 'fragment')}, "
                 f"{count_text(counts.queues, 'queue')}, {count_text(counts.queued, 'queued message')}, "
-                f"{size_text(counts.payload_bytes)} of payloads, {count_text(counts.ledgers, 'ledger')}, "
+                f"{size_text(counts.body_bytes)} of bodies, {count_text(counts.ledgers, 'ledger')}, "
                 f"{count_text(counts.consumers, 'consumer')}, {count_text(counts.records, 'record')}, "
                 f"{size_text(counts.bytes)}"
             )
@@ -174,10 +174,11 @@ def _verify_in_a_child(url: str, limit: int, as_json: bool) -> NoReturn:
         raise SystemExit(done.returncode)
     name = signal.Signals(-done.returncode).name
     problem = f"reading it ended the process that checked it ({name}): the file is damaged, restore it from a copy"
-    if as_json:
-        print_json({"ok": False, "counts": None, "findings": [{"where": "data.mdb", "problem": problem}]})
-    else:
-        click.echo(f"data.mdb: {problem}")
+    print_answer(
+        {"ok": False, "counts": None, "findings": [{"where": "data.mdb", "problem": problem}]},
+        f"data.mdb: {problem}",
+        as_json=as_json,
+    )
     raise SystemExit(1)
 
 
@@ -202,8 +203,7 @@ def _verify(
 @store.command()
 @takes_store()
 @click.option("--grace", default="24h", show_default=True, help="Keep what was begun within this time.")
-@force_option
-@json_option
+@store_options
 def sweep(url: str, grace: str, force: bool, as_json: bool) -> None:
     """Delete fragments that never became part of a journal.
 
@@ -216,10 +216,7 @@ def sweep(url: str, grace: str, force: bool, as_json: bool) -> None:
     """
     with open_for_writing(url, force=force) as opened:
         deleted = opened.sweep(grace=grace)
-    if as_json:
-        print_json({"deleted": deleted})
-    else:
-        click.echo(f"deleted {deleted} fragments")
+    print_answer({"deleted": deleted}, f"deleted {deleted} fragments", as_json=as_json)
 
 
 @store.command()
@@ -285,7 +282,8 @@ def abandon_log(url: str, yes: bool, as_json: bool) -> None:
         kept = abandon(location.directory)
     finally:
         lock.release()
-    if as_json:
-        print_json({"kept": None if kept is None else kept.name})
-    else:
-        click.echo("the log is given up" + ("" if kept is None else f", and kept as {kept.name}"))
+    print_answer(
+        {"kept": None if kept is None else kept.name},
+        "the log is given up" + ("" if kept is None else f", and kept as {kept.name}"),
+        as_json=as_json,
+    )

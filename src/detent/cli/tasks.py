@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
 import click
@@ -13,25 +13,35 @@ from detent.cli._common import (
     SCHEMES,
     URL_VARIABLE,
     confirm,
+    confirm_name,
     force_option,
     json_option,
     listing,
     open_for_writing,
+    parse_inputs,
+    parse_place,
+    prefix_option,
+    store_options,
+    timeout_option,
     url_option,
+    with_options,
+    yes_option,
 )
-from detent.cli._output import line_text, print_fields, print_json, print_table, time_text
-from detent.cli.kinds import KINDS, find_all
-from detent.cli.kinds.ingest import settings_of
-from detent.cli.kinds.kind import KnownTask
+from detent.cli._output import line_text, note, print_fields, print_json, print_table, time_text
+from detent.cli.kinds import INGEST, KINDS, find_all
+from detent.cli.kinds.ingest import ingests_of, is_database, settings_of
+from detent.cli.kinds.kind import KnownTask, TaskKind, VerbOptions
 from detent.durations import milliseconds
 from detent.errors import DetentError, Invalid, NotFound
 from detent.paths import as_url
 from detent.runtime.report import Report, State
 from detent.runtime.target import Target
 
-WAIT: Final = "30s"
+STATE_VARIABLE: Final = "DETENT_INGEST_STATE"
+"""Says where ingests keep their state whose files do not."""
 
 _FILES: Final = (".py", ".toml")
+_NOUNS: Final = tuple(kind.noun for kind in KINDS)
 
 
 # -- finding ----------------------------------------------------------------------------------------------------------
@@ -43,30 +53,20 @@ def _is_file(text: str) -> bool:
 
 
 def _is_store(text: str) -> bool:
-    """Whether a word says where a store is."""
+    """Whether a word says where a store is, or a database of ingests."""
     if _is_file(text):
         return False
-    return text.lower().startswith((*SCHEMES, ".", "/")) or os.path.isdir(text)
-
-
-def _store_url(given: str | None) -> str:
-    url = given or os.environ.get(URL_VARIABLE)
-    if not url:
-        raise click.UsageError(
-            f"say which tasks: give a file that declares them, such as shop.py, or the URL of the store that they work "
-            f"on, such as file:./data, as the first argument, with --url or in {URL_VARIABLE}"
-        )
-    return as_url(url)
+    return is_database(text) or text.lower().startswith((*SCHEMES, ".", "/")) or os.path.isdir(text)
 
 
 @contextmanager
-def _declared(target: str, url: str | None, *, force: bool) -> Iterator[list[KnownTask]]:
+def _declared(target: str, url: str | None, *, force: bool, of_kind: TaskKind | None) -> Iterator[list[KnownTask]]:
     """All that a file declares, or the one that is named."""
     given = {"url": None if url is None else as_url(url), "transport": None, "force": force}
     with ExitStack() as stack:
-        known = []
-        for noun, some in find_all([target]).items():
-            kind = next(kind for kind in KINDS if kind.noun == noun)
+        known: list[KnownTask] = []
+        for noun, some in find_all([target], of_kind).items():
+            kind = KINDS[_NOUNS.index(noun)]
             for one in some:
                 try:
                     known.append(stack.enter_context(kind.declared(one.what, given)))
@@ -92,30 +92,51 @@ class _NeverRan(KnownTask):
         del verb
         return self._error
 
-
-@contextmanager
-def _stored(url: str, *, force: bool) -> Iterator[list[KnownTask]]:
-    """All that a store knows."""
-    with open_for_writing(url, force=force) as store, listing("consumer"):
-        yield [one for kind in KINDS for one in kind.stored(store)]
+    def check(self, wanted: VerbOptions) -> None:
+        """Nothing can be done with it."""
+        del wanted
+        raise self._error
 
 
-@contextmanager
-def _meant(words: Sequence[str], named: str | None, *, force: bool) -> Iterator[list[KnownTask]]:
-    """The tasks that ``[URL] TASK`` means: those of a file, or one of a store by KIND/NAME, or by NAME alone."""
-    if len(words) > 2 or (len(words) == 2 and not _is_store(words[0])):
-        raise click.UsageError(f"give [URL] TASK, and not {' '.join(words)}")
-    if len(words) == 2 and named is not None:
-        raise click.UsageError(f"--url says which store, and so does {words[0]!r}: give one of them")
-    task, url = words[-1], words[0] if len(words) == 2 else named
-    if _is_file(task):
-        with _declared(task, url, force=force) as found:
-            yield found
-        return
-    if len(words) == 1 and _is_store(task):
-        raise click.UsageError(f"which task of {task}? `detent ls {task}` shows them")
-    with _stored(_store_url(url), force=force) as known:
-        yield [_named(task, known)]
+class _KnownTasks:
+    """Where tasks are known: a store, a database of ingests, or both, as the environment says."""
+
+    def __init__(self, given: str | None, *, force: bool) -> None:
+        url = given or os.environ.get(URL_VARIABLE)
+        self._database = given if given and is_database(given) else None if given else os.environ.get(STATE_VARIABLE)
+        self._url = None if not url or is_database(url) else as_url(url)
+        self._force = force
+        if self._url is None and self._database is None:
+            raise click.UsageError(
+                f"say which tasks: give a file that declares them, such as shop.py, or the URL of the store that they "
+                f"work on, such as file:./data, as the first argument, with --url or in {URL_VARIABLE}"
+            )
+
+    @contextmanager
+    def all(self, of_kind: TaskKind | None = None) -> Iterator[list[KnownTask]]:
+        """All tasks that are known here."""
+        known: list[KnownTask] = []
+        with ExitStack() as stack:
+            if self._url is not None and of_kind is not INGEST:
+                store = stack.enter_context(open_for_writing(self._url, force=self._force))
+                stack.enter_context(listing("show KIND/NAME"))
+                known += [one for kind in ([of_kind] if of_kind else KINDS) for one in kind.stored(store)]
+            if self._database is not None and of_kind in (None, INGEST):
+                known += stack.enter_context(ingests_of(self._database))
+            yield known
+
+    @contextmanager
+    def one(self, text: str) -> Iterator[KnownTask]:
+        """The task that KIND/NAME means, or NAME alone."""
+        noun, _, name = text.partition("/")
+        with ExitStack() as stack:
+            if noun in _NOUNS and noun != INGEST.noun and self._url is not None:
+                store = stack.enter_context(open_for_writing(self._url, force=self._force))
+                found = KINDS[_NOUNS.index(noun)].known(store, name)
+                if found is not None:
+                    yield found
+                    return
+            yield _named(text, stack.enter_context(self.all()))
 
 
 def _named(text: str, known: Sequence[KnownTask]) -> KnownTask:
@@ -125,14 +146,41 @@ def _named(text: str, known: Sequence[KnownTask]) -> KnownTask:
     if found:
         raise Invalid(f"{text!r} may be {' or '.join(one.title for one in found)}: say which one")
     there = ", ".join(one.title for one in known[:10]) or "none at all"
-    raise NotFound(f"the store knows no task {text!r}: there is {there}. An ingest is known by its file alone")
+    raise NotFound(f"the store knows no task {text!r}: there is {there}")
 
 
-def _takes_task(function: Callable[..., Any]) -> Any:
-    """The arguments and options that all verbs have which are for one task."""
-    for decorate in (json_option, force_option, url_option):
-        function = decorate(function)
-    return click.argument("words", metavar="[URL] TASK", nargs=-1, required=True)(function)
+@contextmanager
+def _meant(
+    words: Sequence[str], named: str | None, *, force: bool, of_kind: TaskKind | None = None
+) -> Iterator[list[KnownTask]]:
+    """The tasks that ``[URL] TASK`` means: those of a file, or one of a store by KIND/NAME, or by NAME alone. With
+    `of_kind`, the file is one of its kind, or NAME is that of one."""
+    if len(words) > 2 or (len(words) == 2 and not _is_store(words[0])):
+        raise click.UsageError(f"give [URL] TASK, and not {' '.join(words)}")
+    if len(words) == 2 and named is not None:
+        raise click.UsageError(f"--url says which store, and so does {words[0]!r}: give one of them")
+    task, url = words[-1], words[0] if len(words) == 2 else named
+    if _is_file(task) or (of_kind is not None and of_kind.is_named_by_file):
+        with _declared(task, url, force=force, of_kind=of_kind) as found:
+            yield found
+        return
+    if len(words) == 1 and _is_store(task):
+        raise click.UsageError(f"which task of {task}? `detent ls {task}` shows them")
+    with _KnownTasks(url, force=force).one(task if of_kind is None else f"{of_kind.noun}/{task}") as known:
+        yield [known]
+
+
+_takes_task = with_options(
+    [click.argument("words", metavar="[URL] TASK", nargs=-1, required=True), url_option(), force_option, json_option]
+)
+"""The arguments and options that all verbs have which are for one task."""
+
+_input_option = click.option(
+    "--input", "inputs", metavar="JOURNAL=WHERE", multiple=True, help="One journal alone; repeat it for more."
+)
+_only_option = click.option(
+    "--only", "parts", metavar="NAME", multiple=True, help="Of a graph, this processor only; repeat it for more."
+)
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
@@ -140,31 +188,36 @@ def _takes_task(function: Callable[..., Any]) -> Any:
 
 @click.command("ls", short_help="List tasks: all that a store knows, or that a file declares.")
 @click.argument("place", metavar="[URL|FILE]", required=False)
-@url_option
-@force_option
-@json_option
-def list_tasks(place: str | None, named: str | None, force: bool, as_json: bool) -> None:
+@click.option("--kind", type=click.Choice(_NOUNS), help="Only tasks of this kind.")
+@prefix_option
+@url_option()
+@store_options
+def list_tasks(place: str | None, kind: str | None, prefix: str, named: str | None, force: bool, as_json: bool) -> None:
     """List tasks: consumers, graphs, apps, workers, pipelines and ingests, with how they are.
 
-    Give a store, and see all that it knows; or a file that declares tasks, and see these. LAG is how much waits: for
-    messages that are not processed, or files that are not ingested. The state is unknown where nothing that can be
-    asked knows it: Spark runs a pipeline without asking the store, and a queue sees a worker only while it handles a
-    message. An ingest is known by its file alone.
+    Give a store, and see all that it knows; or a file that declares tasks, and see these. Ingests are known by their
+    database: give its URL, as in the file of one (`state`), or set DETENT_INGEST_STATE.
+
+    LAG is how much waits: messages that are not processed, or files that are not ingested. The state is unknown where
+    nothing that can be asked knows it: a queue sees a worker only while it handles a message.
 
     \b
     Examples:
       detent ls file:./data
+      detent ls file:./data --kind consumer --prefix shop
       detent ls shop.py
-      detent ls orders.toml --json
+      detent ls sqlite:///orders.db --json
     """
+    of_kind = None if kind is None else KINDS[_NOUNS.index(kind)]
+    context: AbstractContextManager[list[KnownTask]]
     if place is not None and not _is_store(place):
-        context = _declared(place, named, force=force)
+        context = _declared(place, named, force=force, of_kind=of_kind)
     elif place is not None and named is not None:
         raise click.UsageError(f"--url says which store, and so does {place!r}: give one of them")
     else:
-        context = _stored(_store_url(place or named), force=force)
+        context = _KnownTasks(place or named, force=force).all(of_kind)
     with context as known:
-        reports = [_report_of(one) for one in known]
+        reports = [_report_of(one) for one in known if one.name.startswith(prefix)]
     if as_json:
         print_json([report.as_json() for report in reports])
         return
@@ -189,11 +242,16 @@ def _cells(report: Report) -> list[str]:
 
 @click.command("show", short_help="Show a task and its parts.")
 @_takes_task
-def show_task(words: tuple[str, ...], named: str | None, force: bool, as_json: bool) -> None:
+def show_task(
+    words: tuple[str, ...], named: str | None, force: bool, as_json: bool, of_kind: TaskKind | None = None
+) -> None:
     """Show a task and its parts: the shards of a consumer, the processors of a graph, the streams of a pipeline.
 
     TASK is KIND/NAME of a task that a store knows, as `detent ls` shows it, or NAME alone; or FILE[:NAME] of one that
-    a file declares. `detent consumer`, `graph`, `bus` and `ingest` have commands that show more of their kind.
+    a file declares, which for a graph shows more: what became of its messages, and how long they took.
+
+    PROCESSED is the offset after the last message whose effects are all visible, LAG how many messages come after it.
+    OWED are messages that another store may not have yet.
 
     \b
     Examples:
@@ -201,15 +259,20 @@ def show_task(words: tuple[str, ...], named: str | None, force: bool, as_json: b
       detent show words --url file:./data
       detent show shop.py:billing --json
     """
-    with _meant(words, named, force=force) as known:
-        reports = [one.report() for one in known]
+    documents = []
+    with _meant(words, named, force=force, of_kind=of_kind) as known:
+        for number, one in enumerate(known):
+            report = one.report()
+            if as_json:
+                details = one.details()
+                documents.append({**report.as_json(), **({"details": details} if details else {})})
+                continue
+            if number:
+                click.echo()
+            _print(report)
+            one.print_more()
     if as_json:
-        print_json(reports[0].as_json() if len(reports) == 1 else [report.as_json() for report in reports])
-        return
-    for number, report in enumerate(reports):
-        if number:
-            click.echo()
-        _print(report)
+        print_json(documents[0] if len(documents) == 1 else documents)
 
 
 def _print(report: Report) -> None:
@@ -235,7 +298,7 @@ def _print(report: Report) -> None:
 
 @click.command("pause", short_help="Let a task rest, wherever it runs, until `resume`.")
 @_takes_task
-def pause_task(words: tuple[str, ...], named: str | None, force: bool, as_json: bool) -> None:
+def pause_task(words: tuple[str, ...], of_kind: TaskKind | None = None, **given: Any) -> None:
     """Let a task rest, wherever it runs, until `resume`.
 
     What is under way is finished. A consumer's shards and a graph's processors stay where they are; the queue of an
@@ -247,24 +310,26 @@ def pause_task(words: tuple[str, ...], named: str | None, force: bool, as_json: 
       detent pause file:./data consumer/words
       detent pause shop.py:billing
     """
-    _each(words, named, "pause", "rests", force=force, as_json=as_json)
+    _each(words, "pause", "rests", of_kind, **given)
 
 
 @click.command("resume", short_help="Let a task go on that was paused.")
 @_takes_task
-def resume_task(words: tuple[str, ...], named: str | None, force: bool, as_json: bool) -> None:
+def resume_task(words: tuple[str, ...], of_kind: TaskKind | None = None, **given: Any) -> None:
     """Let a task go on that was paused.
 
     \b
     Example:
       detent resume file:./data consumer/words
     """
-    _each(words, named, "resume", "goes on", force=force, as_json=as_json)
+    _each(words, "resume", "goes on", of_kind, **given)
 
 
-def _each(words: Sequence[str], named: str | None, verb: str, text: str, *, force: bool, as_json: bool) -> None:
+def _each(
+    words: Sequence[str], verb: str, text: str, of_kind: TaskKind | None, named: str | None, force: bool, as_json: bool
+) -> None:
     """Pause or resume all tasks that are meant; if it cannot be done with one, it is done with none."""
-    with _meant(words, named, force=force) as known:
+    with _meant(words, named, force=force, of_kind=of_kind) as known:
         for one in known:
             if verb in one.instead:
                 raise one.refusal(verb)
@@ -278,87 +343,157 @@ def _each(words: Sequence[str], named: str | None, verb: str, text: str, *, forc
 
 
 @click.command("reset", short_help="Have a task begin again from another place.")
-@click.option("--to", default="earliest", show_default=True, metavar="WHERE", help="'earliest', 'latest' or a time.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--to", metavar="WHERE", help="All journals: 'earliest' [default], 'latest', an offset, or a time.")
+@_input_option
+@_only_option
+@yes_option
 @_takes_task
-def reset_task(words: tuple[str, ...], named: str | None, to: str, yes: bool, force: bool, as_json: bool) -> None:
-    """Have a task begin again from another place: a consumer or a graph in all that it reads.
+def reset_task(
+    words: tuple[str, ...], to: str | None, inputs: tuple[str, ...], parts: tuple[str, ...], **given: Any
+) -> None:
+    """Have a task begin again from another place: a consumer or a graph in what it reads.
 
     It may run meanwhile. What it has made of messages stays: those that it reads again take effect again, and those
-    that it skips never do. For one journal alone there are `detent consumer reset` and `detent graph reset`. An ingest
-    forgets the files of a table that is gone.
+    that it skips never do. Of a graph, what a processor does from there on are new deliveries, under new keys. To start
+    over, with no state, `rm` it. An ingest forgets the files of a table that is gone.
 
     Asks before it does so; a script says --yes.
 
     \b
     Examples:
       detent reset file:./data consumer/words
+      detent reset file:./data words --input lines=100
       detent reset shop.py:graph --to 2026-01-31T12:00:00Z --yes
+      detent reset shop.py --only total --input orders=100 --input prices=7
     """
-    with _meant(words, named, force=force) as known:
-        consequences = [one.reset_consequence(to) for one in known]
-        for text in consequences:
-            confirm(f"This {text}. Go on?", text, yes=yes)
-        places = [one.reset(to) for one in known]
+    if to is not None and inputs:
+        raise click.UsageError("say where to go on, once: --to for all journals, or --input for some")
+    reset(words, VerbOptions(to or "earliest", parse_inputs(inputs), parts), **given)
+
+
+def reset(
+    words: Sequence[str],
+    wanted: VerbOptions,
+    *,
+    named: str | None,
+    yes: bool,
+    force: bool,
+    as_json: bool,
+    of_kind: TaskKind | None = None,
+    typed: str | None = None,
+) -> None:
+    """Say what would become of the messages between, ask, and move the tasks. What cannot be had again is asked for by
+    its name, which may have been `typed` already."""
+    parse_place(wanted.to)
+    with _meant(words, named, force=force, of_kind=of_kind) as known:
+        for one in known:
+            one.check(wanted)
+        consequences = [one.reset_consequence(wanted) for one in known]
+        for one, text in zip(known, consequences, strict=True):
+            if one.kind == INGEST.noun:
+                confirm_name(text, one.name, one.name if yes else typed)
+            else:
+                confirm(f"This {text}. Go on?", text, yes=yes)
+        places = [one.reset(wanted) for one in known]
     if as_json:
         print_json([{"task": one.title, "to": place} for one, place in zip(known, places, strict=True)])
         return
-    for one in known:
-        click.echo(f"{line_text(one.title)} begins again at {to}")
+    for one, text in zip(known, consequences, strict=True):
+        click.echo(_past(text))
+        if one.kind == INGEST.noun:
+            note("`detent run FILE --backfill PREFIX` brings them in again")
+
+
+def _past(text: str) -> str:
+    """What was done, from what would be."""
+    for verb, done in (("deletes", "deleted"), ("forgets", "forgot"), ("resets", "reset"), ("moves", "moved")):
+        if text.startswith(verb):
+            return done + text.removeprefix(verb)
+    return text
 
 
 @click.command("rm", short_help="Delete what is kept of a task.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_only_option
+@click.option("--running", is_flag=True, help="Also while a process works on a consumer, which then ends.")
+@yes_option
 @_takes_task
-def remove_task(words: tuple[str, ...], named: str | None, yes: bool, force: bool, as_json: bool) -> None:
+def remove_task(
+    words: tuple[str, ...],
+    parts: tuple[str, ...],
+    running: bool,
+    named: str | None,
+    yes: bool,
+    force: bool,
+    as_json: bool,
+    of_kind: TaskKind | None = None,
+) -> None:
     """Delete what is kept of a task: its progress and its state; of an app or a worker, its queue.
 
-    What it has written stays. If it runs again under this name, it begins at the beginning. Refused while a process
-    works on it.
+    What it has written stays. If it runs again under this name, it begins at the beginning. The state of a consumer
+    goes as far as it is in the store, with its recovery logs (the journals NAME/recovery/SHARD); rows of a database are
+    not touched. Refused while a process works on it.
 
     Asks before it does so; a script says --yes.
 
     \b
-    Example:
+    Examples:
       detent rm file:./data consumer/words --yes
+      detent rm shop.py --only total
     """
-    with _meant(words, named, force=force) as known:
-        consequences = [one.remove_consequence() for one in known]
+    wanted = VerbOptions(parts=parts, while_running=running)
+    with _meant(words, named, force=force, of_kind=of_kind) as known:
+        for one in known:
+            one.check(wanted)
+        consequences = [one.remove_consequence(wanted) for one in known]
         for text in consequences:
             confirm(f"This {text}. Go on?", text, yes=yes)
-        for one in known:
-            one.remove()
+        removed = [one.remove(wanted) for one in known]
     if as_json:
-        print_json([{"task": one.title, "deleted": True} for one in known])
+        print_json([{"task": one.title, "deleted": True, **more} for one, more in zip(known, removed, strict=True)])
         return
     for text in consequences:
-        click.echo(text.replace("deletes", "deleted", 1).replace("forgets", "forgot", 1))
+        click.echo(_past(text))
 
 
 @click.command("wait", short_help="Wait until a task has done all that there is now.")
-@click.option("--timeout", default=WAIT, show_default=True, metavar="DURATION", help="Give up after so long.")
+@_input_option
+@timeout_option
 @_takes_task
-def wait_for_task(words: tuple[str, ...], named: str | None, timeout: str, force: bool, as_json: bool) -> None:
+def wait_for_task(
+    words: tuple[str, ...],
+    inputs: tuple[str, ...],
+    timeout: str,
+    named: str | None,
+    force: bool,
+    as_json: bool,
+    of_kind: TaskKind | None = None,
+) -> None:
     """Wait until a task has done all that there is to do now.
 
-    A consumer has processed what was committed when the command began; of a graph, an app, a worker and an ingest,
-    nothing is left to do. The exit code is 1 if that takes longer than --timeout. For one message of one journal there
-    is `detent consumer wait`.
+    A consumer has processed what was committed when the command began, or with --input the message at an offset of a
+    journal. It prints how far the consumer has written other journals: a client that reads these up to there has seen
+    all that the message led to, and so reads its own writes. Of a graph, an app, a worker and an ingest, nothing is
+    left to do. The exit code is 1 if that takes longer than --timeout.
 
     \b
-    Example:
+    Examples:
       detent wait file:./data consumer/words --timeout 2m
+      detent wait file:./data words --input lines=17
     """
-    with _meant(words, named, force=force) as known:
+    wanted = VerbOptions(inputs=parse_inputs(inputs))
+    with _meant(words, named, force=force, of_kind=of_kind) as known:
         for one in known:
-            one.wait(milliseconds(timeout))
+            one.check(wanted)
+        written = [one.wait(milliseconds(timeout), wanted.inputs) for one in known]
         reports = [one.report() for one in known]
     if as_json:
-        print_json([report.as_json() for report in reports])
+        print_json([{**one.as_json(), "written": far} for one, far in zip(reports, written, strict=True)])
         return
-    for report in reports:
+    for report, far in zip(reports, written, strict=True):
         paused = ", and is paused" if report.state is State.PAUSED else ""
         click.echo(f"{line_text(report.title)} has done what there was{paused}")
+        for journal, end in far.items():
+            click.echo(f"  {line_text(journal)} is written up to offset {end}")
 
 
 COMMANDS: Final = (list_tasks, show_task, pause_task, resume_task, reset_task, remove_task, wait_for_task)

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import click
 
-from detent.cli._common import confirm, json_option
-from detent.cli._help import Commands
+from detent.cli._common import confirm, json_option, yes_option
+from detent.cli._help import CommandList
 from detent.cli._output import print_json, print_table
 
 keys_option = click.option(
@@ -21,7 +21,7 @@ PRESETS: Final = {"metrics": ("consume:metrics:*",)}
 """The grants for a purpose."""
 
 
-@click.group(cls=Commands)
+@click.group(cls=CommandList)
 def token() -> None:
     """Make, list and revoke the keys of a server.
 
@@ -144,7 +144,7 @@ def ls(given: str | None, as_json: bool) -> None:
 
 @token.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @keys_option
 def revoke(name: str, yes: bool, given: str | None) -> None:
     """Take a key away, by its name or id.

@@ -66,10 +66,10 @@ from detent.codec.values import (
     U64_MAX,
     UTF8_BYTES_MAX,
     VAR_BYTES_MAX,
+    ByteCursor,
     ByteReader,
     Bytes,
     ByteWriter,
-    Cursor,
 )
 
 __all__ = [
@@ -87,10 +87,10 @@ __all__ = [
     "U64_MAX",
     "UTF8_BYTES_MAX",
     "VAR_BYTES_MAX",
+    "ByteCursor",
     "ByteReader",
     "ByteWriter",
     "Bytes",
-    "Cursor",
     "EntryKey",
     "KeyReader",
     "Prefix",

@@ -80,7 +80,7 @@ _FIXED: Final = 6
 _LATER: Final[frozenset[str]] = frozenset(StoredJournal._fields[_FIXED:])
 
 
-class Head(NamedTuple):
+class JournalHead(NamedTuple):
     """How far a journal reaches. Positions count stored rows, offsets count committed messages."""
 
     first_position: int
@@ -103,7 +103,7 @@ class Head(NamedTuple):
         return encode_head(*self)
 
     @classmethod
-    def decode(cls, value: bytes) -> Head:
+    def decode(cls, value: bytes) -> JournalHead:
         reader = ByteReader(value, "journal head")
         version, *fields = reader.unpack(_HEAD)
         reader.finish()
@@ -123,7 +123,7 @@ def encode_head(*fields: int) -> bytes:
 _HEAD: Final = struct.Struct("<BQQQQQQQQQQQQQQq")
 
 
-class Producer(NamedTuple):
+class ProducerRecord(NamedTuple):
     """What a journal remembers of one producer."""
 
     last_ack: int
@@ -138,7 +138,7 @@ class Producer(NamedTuple):
         return _PRODUCER.pack(*self)
 
     @classmethod
-    def decode(cls, value: bytes) -> Producer:
+    def decode(cls, value: bytes) -> ProducerRecord:
         reader = ByteReader(value, "producer state")
         last_ack, max_clock, begin, opened, touched, aborted, pending = reader.unpack(_PRODUCER)
         reader.finish()
@@ -180,7 +180,7 @@ _OPEN_SPAN: Final = struct.Struct("<QQIQ")
 _PLAIN_BYTES: Final = 8
 
 
-class Segment(NamedTuple):
+class IndexSegment(NamedTuple):
     """Pending messages of one producer: `rows` from `position` on, with clocks `clock`, `clock + step`, …"""
 
     position: int
@@ -192,19 +192,19 @@ class Segment(NamedTuple):
 _SEGMENT: Final = struct.Struct("<QQQQ")
 
 
-def encode_segments(segments: list[Segment]) -> bytes:
+def encode_segments(segments: list[IndexSegment]) -> bytes:
     return b"".join(_SEGMENT.pack(*segment) for segment in segments)
 
 
-def decode_segments(value: bytes) -> list[Segment]:
+def decode_segments(value: bytes) -> list[IndexSegment]:
     reader = ByteReader(value, "span")
-    segments = [Segment(*fields) for fields in reader.fixed_elements(_SEGMENT)]
+    segments = [IndexSegment(*fields) for fields in reader.fixed_elements(_SEGMENT)]
     if not segments or not all(segment.rows for segment in segments):
         raise Corrupt("a span record without messages")
     return segments
 
 
-class Run(NamedTuple):
+class IndexRun(NamedTuple):
     """Messages that became committed one after another: rows of the journal's blocks, or of one fragment."""
 
     base: int
@@ -225,7 +225,7 @@ class IndexRecord(NamedTuple):
     """
 
     watermark: int
-    runs: list[Run]
+    runs: list[IndexRun]
 
     @property
     def messages(self) -> int:
@@ -233,7 +233,7 @@ class IndexRecord(NamedTuple):
         return sum(run.rows for run in self.runs)
 
 
-def encode_index(watermark: int, runs: list[Run]) -> bytes:
+def encode_index(watermark: int, runs: list[IndexRun]) -> bytes:
     if len(runs) == 1 and not runs[0].fragment:
         return _ONE_RUN.pack(watermark, 1, _RUN_BLOCKS, runs[0].base, runs[0].rows)  # a journal without transactions
     assert 1 <= len(runs) <= RUNS_PER_RECORD, len(runs)
@@ -254,7 +254,7 @@ def decode_index(value: bytes) -> IndexRecord:
     return IndexRecord(watermark, runs)
 
 
-def _read_run(reader: ByteReader) -> Run:
+def _read_run(reader: ByteReader) -> IndexRun:
     kind = reader.u8()
     if kind not in {_RUN_BLOCKS, _RUN_FRAGMENT}:
         raise reader.corrupt(f"a run of unknown kind {kind}")
@@ -262,7 +262,7 @@ def _read_run(reader: ByteReader) -> Run:
     base, rows = reader.unpack(_RUN)
     if not rows:
         raise reader.corrupt("an empty run")
-    return Run(base, rows, fragment)
+    return IndexRun(base, rows, fragment)
 
 
 class Fragment(NamedTuple):

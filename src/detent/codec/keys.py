@@ -18,7 +18,7 @@ import re
 import struct
 from typing import Final
 
-from detent.codec.values import U8_MAX, U16_MAX, U32_MAX, U64_MAX, Cursor
+from detent.codec.values import U8_MAX, U16_MAX, U32_MAX, U64_MAX, ByteCursor
 from detent.errors import Corrupt, Invalid
 from detent.kv.base import prefix_end
 from detent.kv.stored import SUBSYSTEMS as SUBSYSTEMS
@@ -166,7 +166,7 @@ def sortable_f64(value: float) -> bytes:
     return (bits ^ (U64_MAX if bits & _SIGN_BIT else _SIGN_BIT)).to_bytes(8, "big")
 
 
-class KeyReader(Cursor):
+class KeyReader(ByteCursor):
     """Reads the parts of a key in order. Take one from :meth:`Prefix.reader`, which checks the prefix."""
 
     __slots__ = ("_key",)

@@ -129,7 +129,7 @@ class Pin(NamedTuple):
         return cls(created_ms, dict(pairs))
 
 
-class Inputs(NamedTuple):
+class BatchInputs(NamedTuple):
     """What the newest batches of a ledger were made from: batch and digest, oldest first. A digest of zeros is that of
     a batch which was entered without one."""
 
@@ -139,7 +139,7 @@ class Inputs(NamedTuple):
         return ByteWriter().array(self.entries, lambda w, entry: w.pack(_INPUT, *entry)).finish()
 
     @classmethod
-    def decode(cls, value: bytes) -> Inputs:
+    def decode(cls, value: bytes) -> BatchInputs:
         reader = ByteReader(value, "inputs of a ledger")
         entries = tuple(reader.array(lambda r: r.unpack(_INPUT), element_bytes=_INPUT.size))
         reader.finish()
@@ -149,7 +149,7 @@ class Inputs(NamedTuple):
         return cls(entries)
 
 
-class Step(NamedTuple):
+class PlanStep(NamedTuple):
     """From which offsets a reader planned, to which, and on which journals: three digests. `moved` are the offsets of
     the end that are not those of the start."""
 
@@ -163,7 +163,7 @@ class Step(NamedTuple):
 class Plan(NamedTuple):
     """What a reader of journals has planned, oldest step first."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
 
     def encode(self) -> bytes:
         return ByteWriter().array(self.steps, _write_step).finish()
@@ -207,14 +207,14 @@ class Declared(NamedTuple):
         return cls(declared_ms, dict(reads), dict(writes))
 
 
-def _write_step(writer: ByteWriter, step: Step) -> None:
+def _write_step(writer: ByteWriter, step: PlanStep) -> None:
     writer.pack(_STEP, step.planned_ms, step.start, step.end, step.journals)
     writer.array(sorted(step.moved.items()), lambda w, item: w.utf8(item[0]).u64(item[1]))
 
 
-def _read_step(reader: ByteReader) -> Step:
+def _read_step(reader: ByteReader) -> PlanStep:
     planned_ms, start, end, journals = reader.unpack(_STEP)
     pairs = reader.array(lambda r: (r.utf8(), r.u64()), element_bytes=_OFFSET_BYTES)
     if len({name for name, _ in pairs}) != len(pairs):
         raise reader.corrupt("a journal that is twice there")
-    return Step(planned_ms, start, end, journals, dict(pairs))
+    return PlanStep(planned_ms, start, end, journals, dict(pairs))

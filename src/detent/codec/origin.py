@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from detent.codec.queue import Attempt
+from detent.codec.queue import AttemptRecord
 from detent.codec.values import ByteReader, ByteWriter
 
 T = TypeVar("T")
@@ -38,10 +38,10 @@ class Move(NamedTuple):
     attempts: int
     delivery: int
     reason: str
-    history: tuple[Attempt, ...]
+    history: tuple[AttemptRecord, ...]
 
 
-class Origin(NamedTuple):
+class OriginRecord(NamedTuple):
     """How a message came to the queue that has it: how often it was claimed before, in all queues, and its moves, the
     oldest first."""
 
@@ -53,7 +53,7 @@ class Origin(NamedTuple):
         return ByteWriter().u64(self.earlier).array(self.moves, _write_move).finish()
 
     @classmethod
-    def decode(cls, value: bytes) -> Origin:
+    def decode(cls, value: bytes) -> OriginRecord:
         """Read a value back."""
         reader = ByteReader(value, "origin of a dead letter")
         origin = cls(reader.u64(), tuple(reader.array(_read_move, element_bytes=_MOVE.size + 6)))
@@ -63,17 +63,17 @@ class Origin(NamedTuple):
             raise reader.corrupt(f"moves are 1 to {MOVES_KEPT}, and their numbers rise from 1 on: {numbers}")
         return origin
 
-    def moved(self, last: Move) -> Origin:
+    def moved(self, last: Move) -> OriginRecord:
         """The origin of the message after one more move."""
         shortened = [move._replace(reason=cut(move.reason)) for move in self.moves]
         history = kept(last.history, MOVE_ATTEMPTS_KEPT)
         attempts = tuple(attempt._replace(reason=cut(attempt.reason)) for attempt in history)
         number = self.moves[-1].number + 1 if self.moves else 1
         moves = (*shortened, last._replace(number=number, history=attempts))
-        return Origin(self.earlier + last.attempts, tuple(kept(moves, MOVES_KEPT)))
+        return OriginRecord(self.earlier + last.attempts, tuple(kept(moves, MOVES_KEPT)))
 
 
-NOWHERE: Final = Origin(0, ())
+NOWHERE: Final = OriginRecord(0, ())
 """Of a message that no queue has given up."""
 
 _MOVE: Final = struct.Struct("<IIqHQ")
@@ -88,7 +88,7 @@ def _write_move(writer: ByteWriter, move: Move) -> None:
 def _read_move(reader: ByteReader) -> Move:
     number, queue, moved_ms, attempts, delivery = reader.unpack(_MOVE)
     source, reason = reader.utf8(), reader.utf8()
-    history = reader.array(lambda r: Attempt(r.i64(), r.utf8(), r.i64(), r.utf8()), element_bytes=20)
+    history = reader.array(lambda r: AttemptRecord(r.i64(), r.utf8(), r.i64(), r.utf8()), element_bytes=20)
     if not history:
         raise reader.corrupt("a queue gave a message up that was never claimed there")
     return Move(number, source, queue, moved_ms, attempts, delivery, reason, tuple(history))

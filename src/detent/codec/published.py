@@ -205,7 +205,7 @@ def _encode_headers(headers: tuple[tuple[str, str], ...]) -> bytes:
     return writer.finish()
 
 
-def decode_entry(value: bytes) -> Entry:
+def decode_entry(value: bytes) -> LogEntry:
     """A log entry, to look messages up in."""
     if len(value) > _FIRST.size:
         count, *fields = _FIRST.unpack_from(value)
@@ -216,17 +216,17 @@ def decode_entry(value: bytes) -> Entry:
     if not messages or any(b.message != a.message + 1 for a, b in pairwise(messages)):
         raise reader.corrupt("the messages of a log entry are not numbered one after another")
     reader.finish()
-    return Entry(len(messages), messages, same=False)
+    return LogEntry(len(messages), messages, same=False)
 
 
-def _decode_one(count: int, fields: list[int], headers: bytes, *, alike: bool) -> Entry:
+def _decode_one(count: int, fields: list[int], headers: bytes, *, alike: bool) -> LogEntry:
     """An entry with one metadata, of one message or of several that say the same."""
     first = fields[0]
     if alike and (not 1 < count <= RECORD_MESSAGES_MAX or first + count > 1 << 64):
         raise Corrupt(f"message metadata: {count} messages that say the same, from {first} on")
     message, created_ms, received_ms, visible_ms, retention_s = fields
     about = Metadata(message, created_ms, received_ms, visible_ms, retention_s, _decode_headers(headers))
-    return Entry(count, [about], same=alike)
+    return LogEntry(count, [about], same=alike)
 
 
 @lru_cache(256)
@@ -239,7 +239,7 @@ def _decode_headers(value: bytes) -> dict[str, str]:
     return headers
 
 
-class Entry:
+class LogEntry:
     """The messages of one log entry."""
 
     __slots__ = ("count", "messages", "same")
@@ -262,7 +262,7 @@ class Entry:
         return self.messages[0]
 
 
-NO_ENTRY: Final = Entry(0, [], same=False)
+NO_ENTRY: Final = LogEntry(0, [], same=False)
 
 
 def decode_metadata(value: bytes) -> list[Metadata]:

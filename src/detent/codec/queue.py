@@ -229,7 +229,7 @@ def decode_failed(value: bytes) -> list[Failed]:
     return messages
 
 
-class Attempt(NamedTuple):
+class AttemptRecord(NamedTuple):
     """One try that came to nothing: who claimed the message and when, when it ended and why."""
 
     claimed_ms: int
@@ -238,17 +238,17 @@ class Attempt(NamedTuple):
     reason: str
 
 
-def encode_attempts(attempts: Sequence[Attempt]) -> bytes:
+def encode_attempts(attempts: Sequence[AttemptRecord]) -> bytes:
     """The first attempt of a message and its newest ones, oldest first."""
     kept = attempts if len(attempts) <= ATTEMPTS_KEPT else [attempts[0], *attempts[1 - ATTEMPTS_KEPT :]]
     writer = ByteWriter()
     return writer.array(kept, lambda w, a: w.i64(a.claimed_ms).utf8(a.consumer).i64(a.ended_ms).utf8(a.reason)).finish()
 
 
-def decode_attempts(value: bytes) -> list[Attempt]:
+def decode_attempts(value: bytes) -> list[AttemptRecord]:
     """Read a message's attempts back."""
     reader = ByteReader(value, "attempts")
-    attempts = reader.array(lambda r: Attempt(r.i64(), r.utf8(), r.i64(), r.utf8()), element_bytes=20)
+    attempts = reader.array(lambda r: AttemptRecord(r.i64(), r.utf8(), r.i64(), r.utf8()), element_bytes=20)
     reader.finish()
     return attempts
 
@@ -289,7 +289,7 @@ _FIXED: Final = 3
 _HIGHEST: Final = {"number": U32_MAX, "generation": U32_MAX, "bucket_exponent": BUCKET_EXPONENT_MAX}
 
 
-class Cursor(NamedTuple):
+class QueueCursor(NamedTuple):
     """How far a queue has read the metadata log, its next place, the filter's generation, and what it has counted."""
 
     next_message: int
@@ -310,7 +310,7 @@ class Cursor(NamedTuple):
         return (writer.u64(self.dead_lettered) if self.dead_lettered else writer).finish()
 
     @classmethod
-    def decode(cls, value: bytes) -> Cursor:
+    def decode(cls, value: bytes) -> QueueCursor:
         """Read a value back."""
         reader = ByteReader(value, "queue cursor")
         cursor = cls(*reader.unpack(_CURSOR))

@@ -132,7 +132,7 @@ def _text(data: bytes, key: bytes) -> str:
     return text
 
 
-class Consumer(NamedTuple):
+class ConsumerRow(NamedTuple):
     """One consumer: how many shards it has, how they divide the work, and which of them reads which journal.
 
     With the partition "key" every shard reads every journal, and the shard of each source is 0.
@@ -149,7 +149,7 @@ class Consumer(NamedTuple):
         return writer.array(sorted(self.sources.items()), lambda w, item: w.utf8(item[0]).u32(item[1])).finish()
 
     @classmethod
-    def decode(cls, value: bytes) -> Consumer:
+    def decode(cls, value: bytes) -> ConsumerRow:
         reader = ByteReader(value, "consumer")
         created_ms, shards, paused = reader.unpack(_CONSUMER)
         partition = reader.utf8()
@@ -180,7 +180,7 @@ class Reset(NamedTuple):
     generation: int
 
 
-class Shard(NamedTuple):
+class ShardRow(NamedTuple):
     """One shard: its number, the fence that rises whenever it is opened, and who holds it for how long.
 
     `holder` is empty, and `ttl_ms` 0, if none does. `generation` counts the resets of its journals; `resets` is the
@@ -203,7 +203,7 @@ class Shard(NamedTuple):
         ).finish()
 
     @classmethod
-    def decode(cls, value: bytes) -> Shard:
+    def decode(cls, value: bytes) -> ShardRow:
         reader = ByteReader(value, "shard")
         number, fence, ttl_ms, generation, updated_ms = reader.unpack(_SHARD)
         holder = reader.utf8()
@@ -220,7 +220,7 @@ class Shard(NamedTuple):
         return cls(number, fence, holder, ttl_ms, generation, dict(pairs), updated_ms)
 
 
-class Progress(NamedTuple):
+class ProgressRow(NamedTuple):
     """How far a shard is, as it was last written down: it may be further by now. Of each journal the offset after the
     last message: of those that it has processed, in this generation, and of those that it has written. `numbers` are
     those of the journals that it reads, which a journal of the same name that is made later does not have."""
@@ -240,7 +240,7 @@ class Progress(NamedTuple):
         return writer.finish()
 
     @classmethod
-    def decode(cls, value: bytes) -> Progress:
+    def decode(cls, value: bytes) -> ProgressRow:
         reader = ByteReader(value, "progress")
         processed, published = _offsets(reader), _offsets(reader)
         generation = reader.u32()

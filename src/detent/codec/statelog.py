@@ -33,7 +33,7 @@ class Run(NamedTuple):
     deadline_ms: int
 
 
-class Published(NamedTuple):
+class PublishStep(NamedTuple):
     """Messages came in, and went to these queues, with a priority and perhaps a group in each; to none, if none
     matched."""
 
@@ -50,7 +50,7 @@ class Routed(NamedTuple):
     runs: tuple[tuple[Run, int, bytes | None], ...]
 
 
-class Claimed(NamedTuple):
+class ClaimStep(NamedTuple):
     """The messages at these places were claimed; their delivery numbers go up from `first_delivery`."""
 
     queue: int
@@ -81,7 +81,7 @@ class Expired(NamedTuple):
     numbers: list[int]
 
 
-class Moved(NamedTuple):
+class MoveStep(NamedTuple):
     """Messages in flight were given up and went to another queue, each with the priority and the group that it has
     there."""
 
@@ -91,7 +91,7 @@ class Moved(NamedTuple):
     messages: tuple[tuple[int, int, bytes | None], ...]
 
 
-class Assigned(NamedTuple):
+class AssignStep(NamedTuple):
     """The messages at these places were assigned to a reader; their delivery numbers go up from `first_delivery`."""
 
     queue: int
@@ -117,7 +117,7 @@ class Unclaimed(NamedTuple):
     messages: list[int]
 
 
-Step = Published | Routed | Claimed | Ended | Expired | Moved | Assigned | AckedAssignment | Unclaimed
+Step = PublishStep | Routed | ClaimStep | Ended | Expired | MoveStep | AssignStep | AckedAssignment | Unclaimed
 
 _RUN: Final = struct.Struct("<QHHHqq")
 _PUBLISH: Final = struct.Struct("<BQHHHqqH")
@@ -241,14 +241,14 @@ def decode_steps(value: bytes) -> Iterator[Step]:
         if kind in {PUBLISH, PUBLISH_GROUPED}:
             run = _read_run(reader)
             count = reader.count(reader.u16(), _TARGET.size)
-            yield Published(run, tuple((reader.u32(), reader.u8(), group(reader)) for _ in range(count)))
+            yield PublishStep(run, tuple((reader.u32(), reader.u8(), group(reader)) for _ in range(count)))
         elif kind in {ROUTE, ROUTE_GROUPED}:
             queue, next_message, count = reader.u32(), reader.u64(), reader.count(reader.u16(), _RUN.size + 1)
             runs = tuple((_read_run(reader), reader.u8(), group(reader)) for _ in range(count))
             yield Routed(queue, next_message, runs)
         elif kind == CLAIM:
             fields = (reader.u32(), reader.i64(), reader.i64(), reader.u64(), reader.utf8())
-            yield Claimed(*fields, _read_numbers(reader))
+            yield ClaimStep(*fields, _read_numbers(reader))
         elif kind in {ACK, RETURN, FAIL, EXTEND}:
             yield Ended(kind, reader.u32(), reader.i64(), reader.i64(), reader.utf8(), _read_numbers(reader))
         elif kind in {EXPIRE, EXPIRE_FAILED}:
@@ -256,10 +256,10 @@ def decode_steps(value: bytes) -> Iterator[Step]:
         elif kind in {MOVE, MOVE_GROUPED}:
             queue, at_ms, target, count = reader.u32(), reader.i64(), reader.u32(), _read_count(reader, _MOVED_BYTES)
             moved = tuple((reader.u64(), reader.u8(), group(reader)) for _ in range(count))
-            yield Moved(queue, at_ms, target, moved)
+            yield MoveStep(queue, at_ms, target, moved)
         elif kind == ASSIGN:
             about = (reader.u32(), reader.i64(), reader.u64(), reader.utf8())
-            yield Assigned(*about, _read_numbers(reader))
+            yield AssignStep(*about, _read_numbers(reader))
         elif kind == ACK_ASSIGNED:
             yield AckedAssignment(reader.u32(), reader.i64(), reader.utf8())
         elif kind == UNCLAIM:

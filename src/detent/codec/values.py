@@ -55,7 +55,7 @@ _I64: Final = struct.Struct("<q")
 _F64: Final = struct.Struct("<d")
 
 
-class Cursor:
+class ByteCursor:
     """A position in bytes that moves forward only and never past the end.
 
     `what` names the record in error messages.
@@ -126,7 +126,7 @@ class Cursor:
         return self.corrupt(f"{count} bytes expected, {self._size - self._at} left")
 
 
-class ByteReader(Cursor):
+class ByteReader(ByteCursor):
     """Reads the fields of a value in order."""
 
     __slots__ = ()

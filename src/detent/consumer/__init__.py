@@ -15,16 +15,14 @@ Where the state is kept is in `detent.state`; which process has which shard is r
     consumer.py     `Consumer`, and how it runs in this process
     supervisor.py   or in several processes: started, watched, started again, ended together
     worker.py       one process: says that it is alive, takes free shards, gives up surplus ones
-    sharing.py      the rules by which every process decides that, from the same table
     task.py         one shard in a process: a life after another, or a standby
 
 A shard's transaction, in the order in which things happen:
 
-    shard.py        restores state behind the fence, then runs transaction after transaction
+    shard.py        restores state behind the fence; then consumes, appends, commits, acknowledges
     sources.py      reads the shard's journals in turns, each in order
-    transaction.py  one transaction: consumed, then committed by a thread: append, commit, acknowledge
     outbox.py       what it publishes: in the engine's commit, or pending and acknowledged
-    progress.py     how far the shard is, for calls that wait for it, and how the store is told
+    progress.py     how far the shard is, for calls that wait for it
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ from detent.lazy import attributes
 if TYPE_CHECKING:
     from detent.consumer.application import Application, Publish, Source
     from detent.consumer.consumer import Consumer
-    from detent.consumer.transaction import ConsumerTransaction
+    from detent.consumer.shard import ConsumerTransaction
     from detent.consumer.worker import Worker
 
 _HOME = {
     "Application": "detent.consumer.application",
     "Consumer": "detent.consumer.consumer",
-    "ConsumerTransaction": "detent.consumer.transaction",
+    "ConsumerTransaction": "detent.consumer.shard",
     "Publish": "detent.consumer.application",
     "Source": "detent.consumer.application",
     "Worker": "detent.consumer.worker",

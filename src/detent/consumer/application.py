@@ -16,6 +16,7 @@ from detent.shard.operations import SHARDS_MAX
 from detent.state.base import State
 from detent.state.engine import EngineState
 from detent.stream.following import Start
+from detent.stream.opening import LEASE, lease_ms
 
 NAME_MAX: Final = 150
 """A consumer's name begins the names of its recovery logs."""
@@ -27,10 +28,6 @@ MIN_TRANSACTION: Final = "0s"
 OUTPUT_DEADLINE: Final = "14d"
 """How long what a transaction has published may wait for its acknowledgement: a shard that is down for a week, and then
 some, has lost nothing."""
-
-LEASE: Final = "10s"
-LEASE_MS_MIN: Final = 500
-"""A lease is renewed three times before it runs out; a shorter one would be all that its holder does."""
 
 Partition = Literal["journal", "key"]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -132,9 +129,7 @@ class Declaration:
         self.max_s = milliseconds(max_transaction) / 1000
         if not self.max_s > 0 or self.min_s > self.max_s:
             raise Invalid(f"max_transaction ({max_transaction}) is above 0, and not below min_transaction")
-        self.lease_ms = milliseconds(lease)
-        if self.lease_ms < LEASE_MS_MIN:
-            raise Invalid(f"a lease lasts at least {LEASE_MS_MIN} ms, not {lease}")
+        self.lease_ms = lease_ms(lease)
         journal_calls.publisher_deadline(output_deadline)
         self.output_deadline = output_deadline
         self._consume: Callable[..., Any] | None = None

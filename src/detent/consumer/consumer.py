@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from detent.consumer.application import Declaration
 from detent.consumer.worker import Event, Worker
-from detent.errors import Invalid
 from detent.runtime import thread
-from detent.runtime.loop import call_on, loop_in_thread
+from detent.runtime.loop import call_on
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.target import refuse_while_loading
+from detent.stream.opening import OWN, coroutines_run, opened_stores, store_url
 
 if TYPE_CHECKING:
     from detent.remote import Role
@@ -57,14 +57,6 @@ class Consumer(Declaration):
         await run_async(self, store=store, once=once)
 
 
-def store_url(consumer: Declaration, store: str | None) -> str:
-    """The store that a consumer reads; `Invalid` if nobody names one."""
-    url = store or consumer.store or os.environ.get("DETENT_URL")
-    if not url:
-        raise Invalid(f"no store: write Consumer({consumer.name!r}, store='file:./data', ...), or set DETENT_URL")
-    return url
-
-
 @contextmanager
 def opened(
     consumer: Declaration,
@@ -76,19 +68,14 @@ def opened(
     on_event: Event | None = None,
 ) -> Iterator[Worker]:
     """A worker for a consumer, with its stores open."""
-    import detent
-
-    with ExitStack() as stack:
-        own: Store
-        if isinstance(store, detent.Store):
-            own = store
-        else:
-            own = stack.enter_context(detent.open(store_url(consumer, store), role=role))
-        outputs = {name: stack.enter_context(detent.open(url)) for name, url in consumer.outputs.items()}
-        if run_coroutine is None and consumer.is_async:
-            run_coroutine = call_on(stack.enter_context(loop_in_thread()))
-        stack.callback(consumer.state.close)
-        yield Worker(consumer, own, outputs, member=member, run_coroutine=run_coroutine, on_event=on_event)
+    url = partial(store_url, f"Consumer({consumer.name!r}, store='file:./data', ...)", consumer.store)
+    with (
+        opened_stores(url, store, consumer.outputs, role=role) as stores,
+        coroutines_run(consumer.is_async and run_coroutine is None) as run,
+        closing(consumer.state),
+    ):
+        own = stores.pop(OWN)
+        yield Worker(consumer, own, stores, member=member, run_coroutine=run_coroutine or run, on_event=on_event)
 
 
 def run(consumer: Declaration, *, store: str | Store | None = None, once: bool = False) -> None:
@@ -104,12 +91,16 @@ def run(consumer: Declaration, *, store: str | Store | None = None, once: bool =
 
 
 @contextmanager
-def stopped_by(stopping: threading.Event, worker: Worker) -> Iterator[None]:
-    """Stop a worker when an event is set, which it is at the end in any case. By a thread: a handler of signals must
-    not wait for a lock that the thread has which it interrupts."""
+def stopped_by(
+    stopping: threading.Event, worker: Worker, look: Callable[[], None] | None = None, look_s: float | None = None
+) -> Iterator[None]:
+    """Stop a worker when an event is set, which it is at the end in any case; until then, look every so often. By a
+    thread: a handler of signals must not wait for a lock that the thread has which it interrupts."""
 
     def wait() -> None:
-        stopping.wait()
+        while not stopping.wait(look_s):
+            if look is not None:
+                look()
         worker.stop()
 
     watcher = thread.start("detent-stopping", wait)

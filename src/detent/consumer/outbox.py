@@ -20,12 +20,10 @@ from detent.journal import AckIntent, Publisher, calls
 from detent.journal import operations as ops
 from detent.journal.calls import Entry
 from detent.names import NAME_MAX
+from detent.stream.opening import OWN
 
 if TYPE_CHECKING:
     from detent.store import Store
-
-OWN: Final = ""
-"""The name of the consumer's own store among the outputs."""
 
 BYTES_MAX: Final = 16 << 20
 """Bytes of messages after which a transaction ends, as if its time were over: they are in memory until it commits."""
@@ -61,14 +59,14 @@ class Outbox:
         headers: Mapping[str, str] | None = None,
         store: str = OWN,
     ) -> None:
-        """Add a message to the transaction. Nobody reads it before the transaction has committed, and then everybody.
+        """Add a message to the transaction. Readers see it when the transaction has committed, and not before.
 
         `store` is a name of the consumer's `outputs`, if the journal is not in the consumer's own store.
         """
         if self._sealed:
             raise Invalid("this publish belongs to a transaction that has ended: use the one that consume() was given")
         if store not in self._names:
-            raise Invalid(f"{store!r} is no output of this consumer; it has {sorted(self._names - {OWN})}")
+            raise Invalid(f"{store!r} is not an output of this consumer; it has {sorted(self._names - {OWN})}")
         entry: Entry
         is_plain = type(body) is bytes and not headers
         if is_plain and key is None and len(body) <= MESSAGE_BYTES_MAX:
@@ -241,9 +239,9 @@ def _checked(journal: str, body: bytes, key: bytes | None, headers: Mapping[str,
 
 def _lost(journal: str, error: Fenced) -> str:
     return (
-        f"the last transaction published to {journal!r}, and its acknowledgement comes too late: {error}. If nobody "
-        "has acknowledged those messages before, they are lost. Raise the consumer's output_deadline; to go on, reset "
-        "the consumer"
+        f"the last transaction published to {journal!r}, and its acknowledgement comes too late: {error}. If "
+        "they were not acknowledged before, those messages are lost. Raise the consumer's output_deadline; to go on, "
+        "reset the consumer"
     )
 
 

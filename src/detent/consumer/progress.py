@@ -1,37 +1,24 @@
-"""How far a shard has come, for callers that wait for it, and how the store is told."""
+"""How far a shard has come, for callers that wait for it."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from detent.durations import Duration, milliseconds
-from detent.engine import Operation
-from detent.errors import DetentError, Unavailable
-from detent.shard import operations as ops
+from detent.errors import Unavailable
 
 if TYPE_CHECKING:
-    from detent.store import Store
-
-REPORT_S: Final = 0.02
-"""The least time between two reports, for which a caller may wait. They are in the owner's memory and cost little."""
-
-KEEP_S: Final = 5.0
-"""How often a report is also written down: what is seen when neither this process nor the store's owner is there any
-more."""
+    pass
 
 PUBLISHED_MAX: Final = 1_000
 """Journals of which it is known how far they were written; those that were written last."""
 
 
-logger = logging.getLogger("detent.consumer")
-
-
-class Snapshot(NamedTuple):
+class ProgressSeen(NamedTuple):
     """What can be told of a shard at one moment. Without a number it is not yet known how far it is."""
 
     version: int
@@ -108,10 +95,10 @@ class Progress:
                 self.version += 1
                 self._changed.notify_all()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ProgressSeen:
         """All of it, at one moment."""
         with self._changed:
-            return Snapshot(
+            return ProgressSeen(
                 self.version,
                 *self._identity,
                 self.status,
@@ -135,68 +122,3 @@ class Progress:
 
     def _has(self, read_through: Mapping[str, int]) -> bool:
         return all(self.processed[name] >= offset for name, offset in read_through.items() if name in self.processed)
-
-
-class Reported(Protocol):
-    """A shard of which the store is told."""
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def progress(self) -> Progress: ...
-
-
-class Reporter:
-    """Tells the store how far the shards of a process are, whenever there is news."""
-
-    def __init__(self, store: Store, consumer: str, held: Callable[[], Iterable[Reported]]) -> None:
-        self._store = store
-        self._consumer = consumer
-        self._held = held
-        self._reported: dict[int, int] = {}
-        self._kept: dict[int, tuple[float, int]] = {}
-        self._lock = threading.Lock()
-
-    def report(self, *, last: bool = False) -> None:
-        """What is news, now. The last one is written down. A store that does not take it is asked again later."""
-        try:
-            with self._lock:  # the worker reports too, and what is older must not come later
-                news = [one for held in self._held() if (one := self._news(held, last)) is not None]
-                if news:
-                    self._store.commit(news)
-        except DetentError as error:
-            self._reported.clear()
-            self._kept.clear()
-            level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
-            logger.log(level, "a report of progress was not taken: %s", error)
-
-    def _news(self, held: Reported, last: bool) -> Operation | None:
-        seen = held.progress.snapshot()
-        at, kept = self._kept.get(held.index, (0.0, -1))
-        keep = bool(seen.number) and seen.version != kept and (last or time.monotonic() - at >= KEEP_S)
-        if seen.version == self._reported.get(held.index) and not keep:
-            return None
-        self._reported[held.index] = seen.version
-        if keep:
-            self._kept[held.index] = (time.monotonic(), seen.version)
-        return ops.ReportShard(
-            self._consumer,
-            held.index,
-            seen.generation if seen.number else held.generation,
-            seen.status,
-            seen.error,
-            seen.processed if seen.number else {},
-            seen.published,
-            keep=keep,
-            number=seen.number,
-            numbers=seen.numbers if seen.number else {},
-        )
-
-    def forget(self, index: int) -> None:
-        """A shard is not this process's any more."""
-        self._reported.pop(index, None)
-        self._kept.pop(index, None)

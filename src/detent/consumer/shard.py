@@ -1,7 +1,18 @@
-"""A shard at work: restore, then transaction after transaction, until it is told to stop or something fails.
+"""A shard at work: it restores, and then takes transaction after transaction through their steps, in this order:
 
-This is the consuming half; `Committer` (transaction.py) is the other. A failure on either side ends the shard. To
-go on, it starts over: with a new fence, the checkpoint as it is durable, and new producers.
+    consume       messages, in turns from each journal, until the transaction's time is over or nothing is ready
+    seal          what they changed, when the transaction before is done
+    append        what they published, pending, in every journal
+    commit        state, checkpoint and intents, behind the state's fence
+    acknowledge   the intents
+
+The last three are done by one thread, `CommitThread`, one transaction after another: so data is durable before the
+checkpoint, the checkpoint before the acknowledgements, and the acknowledgements before the first message of the next
+transaction, in every journal. The shard's own thread consumes the next transaction meanwhile, and hands it over when
+this one is done: two are under way, never three.
+
+A failure on either side ends the shard. To go on, it starts over: with a new fence, the checkpoint as it is durable,
+and new producers.
 """
 
 from __future__ import annotations
@@ -19,9 +30,10 @@ from detent.consumer.application import Declaration
 from detent.consumer.outbox import Outbox, Outlets
 from detent.consumer.progress import Progress
 from detent.consumer.sources import Sources, key_filter
-from detent.consumer.transaction import Committer, ConsumerTransaction, Sealed
-from detent.errors import Conflict, Invalid
+from detent.errors import Conflict, Fenced, Invalid
 from detent.journal import AckIntent, Message
+from detent.runtime import thread
+from detent.runtime.ground import drive, is_awaited
 from detent.shard import operations as ops
 from detent.state.base import ShardName, ShardState
 from detent.state.checkpoint import Checkpoint, RawPosition
@@ -39,7 +51,7 @@ call to it waits."""
 SETTLE_S: Final = 1.0
 """How long after its last commit a shard without messages writes a checkpoint that promises nothing, and that it has
 passed over what is not its own. Otherwise one that rests for days would, when it starts again, send acknowledgements of
-producers that everybody has forgotten, and look for messages that are gone."""
+producers that are forgotten, and look for messages that are gone."""
 
 MESSAGES_MAX: Final = 100_000
 """Messages of one transaction, if it has the time for so many."""
@@ -47,17 +59,21 @@ MESSAGES_MAX: Final = 100_000
 LOOK_EVERY: Final = 16
 """After how many messages it is looked whether a transaction is full, or the shard is to stop."""
 
+WROTE_MAX: Final = 100
+"""Journals that a checkpoint names because they were published to lately: a caller that waits for a message is told how
+far they are, also by a shard that has just started."""
+
 Caller = Callable[[Any], Any]
 """Runs a coroutine to its end."""
 
 _NOT_AWAITED: Final = (
-    "a function of the application answered a coroutine and is not declared with `async def`, so nobody awaits it: "
+    "a function of the application answered a coroutine and is not declared with `async def`, so it is not awaited: "
     "declare it so, or decorate the asynchronous function itself"
 )
 
 
 @dataclass(frozen=True)
-class Assignment:
+class ShardSetup:
     """What a shard is given to work with: which one it is, its journals, the stores."""
 
     consumer: Declaration
@@ -73,26 +89,59 @@ class Assignment:
         return ShardName(self.consumer.name, self.shard)
 
 
+class ConsumerTransaction:
+    """What `finalize` gets: the transaction whose messages were all consumed, and which is about to commit.
+
+    `state` and `publish` are those that `consume` had; `messages` is how many messages there were, `number` counts the
+    shard's transactions over all its lives, `shard` is the shard's number.
+    """
+
+    def __init__(self, number: int, shard: int, state: Any, outbox: Outbox, began: float, ends: float) -> None:
+        self.number = number
+        self.shard = shard
+        self.state = state
+        self.outbox = outbox
+        self.publish = outbox.publish
+        self.messages = 0
+        self.began = began
+        self.ends = ends
+
+
+@dataclass(slots=True)
+class Sealed:
+    """A transaction that only has to be committed."""
+
+    changes: Any
+    read: Checkpoint
+    """How far it read: a checkpoint that lacks what only the committing thread knows."""
+    progress: dict[str, int]
+    """How far it read by committed offsets, for raw sources too."""
+    numbers: dict[str, int]
+    """Which journals these are."""
+    outbox: Outbox
+    messages: int
+
+
 class Shard:
     """One life of a shard in this process. `run` it once."""
 
     def __init__(
         self,
-        assignment: Assignment,
+        given: ShardSetup,
         state: ShardState,
         progress: Progress,
         messages_max: int = MESSAGES_MAX,
         before: Shard | None = None,
     ) -> None:
-        self._given = assignment
-        self._app = assignment.consumer
+        self._given = given
+        self._app = given.consumer
         self._state = state
         self._progress = progress
         self._bell = threading.Event()
         self._stopping = False
         self._outlets = Outlets(
-            assignment.store,
-            assignment.outputs,
+            given.store,
+            given.outputs,
             with_engine=state.takes_outputs,
             deadline=self._app.output_deadline,
         )
@@ -102,8 +151,8 @@ class Shard:
         self._leftovers_due = 0.0
         self._kept: dict[str, list[AckIntent]] = {}
         """What the checkpoint has promised that this life began with."""
-        self._sources = Sources(assignment.store, self._bell)
-        self._committer: Committer | None = None
+        self._sources = Sources(given.store, self._bell)
+        self._committer = CommitThread(state, self._outlets, progress, self._bell.set)
         self._number = 0
         self._busy_at = 0.0
         self._messages_max = messages_max
@@ -118,7 +167,7 @@ class Shard:
     @property
     def was_fenced(self) -> bool:
         """Whether another process has the state now."""
-        return self._committer is not None and self._committer.was_fenced
+        return self._committer.was_fenced
 
     def stop(self) -> None:
         """Finish the transaction under way, and end. For any thread."""
@@ -131,9 +180,7 @@ class Shard:
         try:
             checkpoint = self._restore()
             self._open_sources(checkpoint)
-            self._committer = Committer(
-                self._state, self._outlets, self._progress, checkpoint, self._bell.set, str(self._given.name)
-            )
+            self._committer.start(checkpoint, str(self._given.name))
             self._progress.advance(
                 self._sources.progress(), self._outlets.heads(checkpoint.wrote), numbers=self._sources.numbers()
             )
@@ -145,14 +192,12 @@ class Shard:
             self._settle()
             self._committer.wait_idle()
         finally:
-            if self._committer is not None:
-                self._committer.close()
+            self._committer.close()
             self._sources.close()
             self._state.close()
 
     def _work(self, once: bool) -> None:
         """Transaction after transaction."""
-        assert self._committer is not None
         try:
             while self._transact(once):
                 pass
@@ -168,7 +213,7 @@ class Shard:
         crash.point("consumer.after_restore")
         checkpoint = Checkpoint() if found is None else found
         name = self._given.name
-        # Read after the fence: whoever reset the consumer before it sees their offsets applied.
+        # Read after the fence: a reset that came before the fence is applied.
         row, consumer = self._given.store.commit(
             [
                 ops.FindShard(name.consumer, name.shard, checkpoint.generation),
@@ -231,7 +276,6 @@ class Shard:
 
     def _transact(self, once: bool) -> bool:
         """Consume one transaction and hand it over. False when there will be no more."""
-        assert self._committer is not None
         if not self._await_message(once):
             return False
         outbox = self._outlets.new_outbox()
@@ -256,7 +300,6 @@ class Shard:
 
     def _await_message(self, once: bool) -> bool:
         """Wait for the first message of a transaction; what was found is put aside for it."""
-        assert self._committer is not None
         while not self._stopping:
             self._bell.clear()
             self._committer.raise_failure()
@@ -275,37 +318,8 @@ class Shard:
             self._sources.wait(IDLE_S)
         return False
 
-    def _settle(self) -> None:
-        """Commit that nothing is promised any more, if something was, and what was passed over, if anything."""
-        assert self._committer is not None
-        has_passed = any(self._read.offsets.get(name) != at for name, at in self._sources.offsets().items() if at)
-        if self._committer.has_promised or has_passed:
-            self._commit_nothing()
-
-    def _commit_nothing(self) -> None:
-        """A checkpoint without a message."""
-        assert self._committer is not None
-        changes = self._state.seal(self._state.begin(self._committer.wait_committed))
-        self._submit(changes, self._outlets.new_outbox(), 0)
-
-    def _submit(self, changes: Any, outbox: Outbox, messages: int) -> None:
-        assert self._committer is not None
-        outbox.seal()
-        read, known = self._sources, self._read
-        # Journals that are not read any more keep their places: they may be named again.
-        self._read = msgspec.structs.replace(
-            known,
-            offsets={**known.offsets, **read.offsets()},
-            raw={**known.raw, **read.raw()},
-            numbers={**known.numbers, **read.numbers()},
-            transaction=self._number,
-        )
-        self._committer.submit(Sealed(changes, self._read, read.progress(), read.numbers(), outbox, messages))
-        self._busy_at = time.monotonic()
-
     def _consume(self, transaction: ConsumerTransaction) -> None:
         """Consume messages until the transaction is to end."""
-        assert self._committer is not None
         app, began = self._app, transaction.began
         while True:
             self._bell.clear()
@@ -342,20 +356,12 @@ class Shard:
 
     def _apply(self, transaction: ConsumerTransaction, source: Any, messages: list[Message]) -> None:
         """Consume messages of one journal, in their order, as many as the transaction has room for."""
-        if self._given.run_coroutine is not None and self._app.is_async:
-            self._given.run_coroutine(self._apply_async(transaction, source, messages))
-            return
-        consume, state, publish = self._app.consume_function, transaction.state, transaction.publish
-        for index, message in enumerate(messages):
-            if self._is_full(transaction):
-                source.put_back(messages[index:])
-                return
-            if hasattr(consume(message, state, publish), "__await__"):
-                raise Invalid(_NOT_AWAITED)
-            transaction.messages += 1
-        source.drained()
+        run = self._given.run_coroutine if self._app.is_async else None
+        (run or drive)(self._apply_each(transaction, source, messages, waits=run is not None))
 
-    async def _apply_async(self, transaction: ConsumerTransaction, source: Any, messages: list[Message]) -> None:
+    async def _apply_each(
+        self, transaction: ConsumerTransaction, source: Any, messages: list[Message], *, waits: bool
+    ) -> None:
         consume, state, publish = self._app.consume_function, transaction.state, transaction.publish
         for index, message in enumerate(messages):
             if self._is_full(transaction):
@@ -363,13 +369,161 @@ class Shard:
                 return
             answer = consume(message, state, publish)
             if hasattr(answer, "__await__"):
+                if not waits:
+                    raise Invalid(_NOT_AWAITED)
                 await answer
             transaction.messages += 1
         source.drained()
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
         answer = function(*arguments)
-        if hasattr(answer, "__await__"):
+        if is_awaited(answer):
             if self._given.run_coroutine is None:
                 raise Invalid(_NOT_AWAITED)
             self._given.run_coroutine(answer)
+
+    def _submit(self, changes: Any, outbox: Outbox, messages: int) -> None:
+        """Hand a transaction over to the committing thread, with how far it has read."""
+        outbox.seal()
+        read, known = self._sources, self._read
+        # Journals that are not read any more keep their places: they may be named again.
+        self._read = msgspec.structs.replace(
+            known,
+            offsets={**known.offsets, **read.offsets()},
+            raw={**known.raw, **read.raw()},
+            numbers={**known.numbers, **read.numbers()},
+            transaction=self._number,
+        )
+        self._committer.submit(Sealed(changes, self._read, read.progress(), read.numbers(), outbox, messages))
+        self._busy_at = time.monotonic()
+
+    # -- without a message ----------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Commit that nothing is promised any more, if something was, and what was passed over, if anything."""
+        has_passed = any(self._read.offsets.get(name) != at for name, at in self._sources.offsets().items() if at)
+        if self._committer.has_promised or has_passed:
+            self._commit_nothing()
+
+    def _commit_nothing(self) -> None:
+        """A checkpoint without a message."""
+        changes = self._state.seal(self._state.begin(self._committer.wait_committed))
+        self._submit(changes, self._outlets.new_outbox(), 0)
+
+
+class CommitThread:
+    """Takes the sealed transactions of one shard through their durable steps, in order."""
+
+    def __init__(self, state: ShardState, outlets: Outlets, progress: Progress, rung: Callable[[], None]) -> None:
+        self._state = state
+        self._outlets = outlets
+        self._progress = progress
+        self._rung = rung
+        self._wrote: dict[tuple[str, str], None] = {}
+        self._changed = threading.Condition()
+        self._job: Sealed | None = None
+        self._is_committed = True
+        self._is_closed = False
+        self._failure: BaseException | None = None
+        self._thread: thread.Thread | None = None
+        self.has_promised = False
+        """Whether the last checkpoint has acknowledgements in it, which are written by now."""
+
+    def start(self, restored: Checkpoint, name: str) -> None:
+        """Begin, after the checkpoint that this life begins with."""
+        self._wrote = dict.fromkeys(restored.wrote)
+        self.has_promised = bool(restored.intents)
+        self._thread = thread.start(f"detent-commit-{name}", self._run)
+
+    # -- the consuming half ---------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last transaction is done: committed and acknowledged."""
+        self.raise_failure()
+        return self._job is None
+
+    @property
+    def was_fenced(self) -> bool:
+        """Whether a commit was refused because another process has the state."""
+        return isinstance(self._failure, Fenced)
+
+    def raise_failure(self) -> None:
+        """Raise what stopped the last transaction."""
+        if self._failure is not None:
+            raise self._failure
+
+    def submit(self, sealed: Sealed) -> None:
+        """Begin to commit a transaction. The one before is done."""
+        assert self._job is None, "a transaction is handed over when the one before is done"
+        with self._changed:
+            self._job, self._is_committed = sealed, False
+            self._changed.notify_all()
+
+    def wait_committed(self) -> None:
+        """Return once the last transaction's state is durable, whether or not it is acknowledged."""
+        self._wait(lambda: self._is_committed or self._failure is not None)
+        self.raise_failure()
+
+    def wait_idle(self) -> None:
+        """Return once the last transaction is done."""
+        self._wait(lambda: self._job is None or self._failure is not None)
+        self.raise_failure()
+
+    def close(self) -> None:
+        """End the thread, after the transaction that it is at."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(holds)
+
+    # -- the committing thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._failure is None:
+            self._wait(lambda: self._job is not None or self._is_closed)
+            job, failure = self._job, None
+            if job is None:
+                return
+            try:
+                self._commit(job)
+            except BaseException as error:  # noqa: BLE001 - the consuming half raises it
+                failure = error
+            with self._changed:
+                self._failure = failure
+                self._job = None if failure is None else job
+                self._changed.notify_all()
+            self._rung()
+
+    def _commit(self, job: Sealed) -> None:
+        crash.point("consumer.before_append")
+        self._outlets.append(job.outbox)
+        crash.point("consumer.after_append")
+        intents = self._outlets.build_intents()
+        written = job.outbox.written()
+        self._note_written(written)
+        checkpoint = msgspec.structs.replace(job.read, intents=intents, wrote=list(self._wrote))
+        crash.point("consumer.before_commit")
+        self._state.commit(job.changes, checkpoint, self._outlets.operations(job.outbox))
+        crash.point("consumer.after_commit")
+        self.has_promised = bool(intents)
+        with self._changed:
+            self._is_committed = True
+            self._changed.notify_all()
+        crash.point("consumer.before_ack")
+        self._outlets.acknowledge(intents)
+        crash.point("consumer.after_ack")
+        self._progress.advance(job.progress, self._outlets.heads(written), job.messages, numbers=job.numbers)
+
+    def _note_written(self, written: list[tuple[str, str]]) -> None:
+        """Remember which journals were written to last."""
+        for one in written[-WROTE_MAX:]:
+            self._wrote.pop(one, None)
+            self._wrote[one] = None
+        while len(self._wrote) > WROTE_MAX:
+            del self._wrote[next(iter(self._wrote))]

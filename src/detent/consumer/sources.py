@@ -1,7 +1,7 @@
 """What a shard reads: its journals, each in order, taken in turns.
 
 A journal is read up to where it ended at some moment, so that messages which were acknowledged together are read
-together. Whoever waits is woken by a bell, which a journal rings that has grown.
+together. A shard that waits is woken by a bell, which a journal rings that has grown.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class RawSource:
 
     @property
     def has_pending(self) -> bool:
-        """Whether somebody's transaction was begun since the last checkpoint and is open."""
+        """Whether a producer's transaction was begun since the last checkpoint and is open."""
         return self._sequencer.has_pending
 
     @property

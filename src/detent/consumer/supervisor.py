@@ -21,23 +21,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from detent.consumer.application import Declaration
 from detent.consumer.consumer import opened, stopped_by
-from detent.consumer.worker import Worker, register
+from detent.consumer.worker import register
 from detent.errors import BY_NAME, Conflict, Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.kv import parse_url
 from detent.remote import server_address
-from detent.runtime import thread
 from detent.runtime.backoff import Backoff
-from detent.runtime.process import Child, ChildTask, Died, Line, how_it_ended
+from detent.runtime.process import Child, ChildTask, Died, ParentLine, how_it_ended
 from detent.runtime.supervisor import Supervisor
 from detent.runtime.task import Restart
-from detent.stream.members import new_member
-from detent.stream.membership import Membership
+from detent.stream.membership import Membership, new_member
 
 if TYPE_CHECKING:
     from detent.store import Store
 
 LOOK_S: Final = 0.05
-"""How often it is looked whether a worker has said that there is no use."""
+"""How often it is looked whether a worker has said that another try is of no use."""
 
 RESTART: Final = Backoff(0.2, 30.0)
 """How long a worker that died is not started again: at first, and at most. Each death doubles it."""
@@ -149,6 +147,7 @@ class Processes:
         self._show = show
         self._catch_output = catch_output
         self._force = force
+        self._store: Store
         self._command = [sys.executable, "-m", "detent.cli", "consume", target, "--store", store_url]
         self._command += ["--shards", str(consumer.shards), "--standbys", str(consumer.standbys)]
         self._command += ["--lease", f"{consumer.lease_ms}ms", *options]
@@ -156,19 +155,22 @@ class Processes:
         self._failure: DetentError | None = None
 
     def run(self, stopping: threading.Event) -> None:
-        """Work until `stopping` is set, or until a worker says that there is no use. Raises what is the matter then."""
+        """Work until `stopping` is set, or until a worker says why another try is of no use: that is raised."""
         import detent
 
         with detent.open(self._url, force=self._force) as store:
             register(self._app, store)
             supervisor = Supervisor()
-            workers = [self._worker(store, f"detent-worker-{number}") for number in range(self._count)]
+            self._store = store
+            workers = [
+                WorkerProcess(f"detent-worker-{number}", self._begin, self._ended) for number in range(self._count)
+            ]
             for one in workers:  # all count as members before one has started, or the first would take everything
-                self._member(store, one.member).beat(info="starting")
+                self._membership(one.member).beat(info="starting")
                 supervisor.add(one)
             try:
                 supervisor.start()
-                self._watch(store, stopping)
+                self._watch(stopping)
                 self._tell(Notice("stopping"))
                 self._is_ending = True
                 supervisor.stop_soon()
@@ -181,12 +183,11 @@ class Processes:
         if self._failure is not None:
             raise self._failure
 
-    def _watch(self, store: Store, stopping: threading.Event) -> None:
+    def _watch(self, stopping: threading.Event) -> None:
         shown = 0.0
         while not stopping.wait(LOOK_S) and self._failure is None:
-            if self._show is not None and time.monotonic() - shown >= SHOW_S:
-                with contextlib.suppress(DetentError):  # the store may be away for a while; workers know what to do
-                    self._show(store)
+            if time.monotonic() - shown >= SHOW_S:
+                _show(self._store, self._show)
                 shown = time.monotonic()
 
     def _note_late(self, count: int) -> None:
@@ -198,14 +199,8 @@ class Processes:
 
     # -- one worker -----------------------------------------------------------------------------------------------
 
-    def _worker(self, store: Store, name: str) -> WorkerProcess:
-        def ended(member: str, child: Child, status: int) -> None:
-            self._ended(store, member, child, status)
-
-        return WorkerProcess(name, self._begin, ended)
-
-    def _member(self, store: Store, member: str) -> Membership:
-        return Membership(store, self._app.name, self._app.lease_ms, member)
+    def _membership(self, member: str) -> Membership:
+        return Membership(self._store, self._app.name, self._app.lease_ms, member)
 
     def _begin(self, member: str) -> Child:
         def said(line: str) -> None:
@@ -231,12 +226,12 @@ class Processes:
         else:
             self._tell(Notice(what, member, shard, "" if text == member else text))
 
-    def _ended(self, store: Store, member: str, child: Child, status: int) -> None:
+    def _ended(self, member: str, child: Child, status: int) -> None:
         """A worker has ended: its shards are free at once, and no other has to wait for the end of its lease."""
         if self._is_ending and not status:
             return  # it has given them back
         try:
-            self._member(store, member).give_back()
+            self._membership(member).give_back()
         except DetentError as error:
             logger.warning("the shards of a worker that ended are free when their lease is over: %s", error)
         child.join()  # its last words come before the word of its end
@@ -254,20 +249,15 @@ def run_alone(consumer: Declaration, store_url: str, stopping: threading.Event, 
 
     with opened(consumer, store_url, on_event=on_event) as worker:
         tell(Notice("started", worker.member, pid=os.getpid()))
-        watcher = thread.start("detent-show", lambda: _show_until(stopping, worker, show))
-        try:
+        with stopped_by(stopping, worker, lambda: _show(worker.store, show), SHOW_S):
             worker.run()
-        finally:
-            stopping.set()
-            watcher.join()
 
 
-def _show_until(stopping: threading.Event, worker: Worker, show: Show | None) -> None:
-    while not stopping.wait(SHOW_S):
-        if show is not None:
-            with contextlib.suppress(DetentError):
-                show(worker.store)
-    worker.stop()
+def _show(store: Store, show: Show | None) -> None:
+    """Show the shards. The store may be away for a while; workers know what to do."""
+    if show is not None:
+        with contextlib.suppress(DetentError):
+            show(store)
 
 
 # -- in a worker --------------------------------------------------------------------------------------------------
@@ -275,7 +265,7 @@ def _show_until(stopping: threading.Event, worker: Worker, show: Show | None) ->
 
 def work(consumer: Declaration, store_url: str, member: str) -> int:
     """What a worker does: it works until it is told to stop, or the supervisor is gone. Answers the exit code."""
-    line = Line()
+    line = ParentLine()
     stopping = threading.Event()
     _stop_on_terminate(stopping)
     line.on_end(lambda: _outlive(stopping))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from detent.consumer.progress import Progress
-from detent.consumer.shard import MESSAGES_MAX, Assignment, Shard
+from detent.consumer.shard import MESSAGES_MAX, Shard, ShardSetup
 from detent.errors import DetentError, Fenced, LimitExceeded
 from detent.runtime.backoff import Backoff
 from detent.runtime.report import State
@@ -34,12 +34,13 @@ class ShardTask(Task):
     """A shard that this process holds. A life of it is a `Shard`, which is its only step."""
 
     kind = "shard"
+    calls_users = True
 
     def __init__(
         self,
         index: int,
         generation: int,
-        assign: Callable[[int], Assignment | None],
+        assign: Callable[[int], ShardSetup | None],
         following: SupervisedStandby | None = None,
         *,
         once: bool = False,
@@ -53,7 +54,7 @@ class ShardTask(Task):
         self.leaving = False
         """Whether it is to be given back when its life has ended."""
         self.shard: Shard | None = None
-        self._given: Assignment | None = None
+        self._given: ShardSetup | None = None
         self._before: Shard | None = None
         self._assign = assign
         self._following = following

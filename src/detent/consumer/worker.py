@@ -10,23 +10,24 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from detent import crash
-from detent.consumer import sharing
 from detent.consumer.application import Declaration
-from detent.consumer.progress import REPORT_S, Progress, Reporter
-from detent.consumer.shard import Assignment, Caller
+from detent.consumer.progress import Progress
+from detent.consumer.shard import Caller, ShardSetup
 from detent.consumer.sources import shard_journals
 from detent.consumer.task import ShardTask, StandbyTask, SupervisedShard, SupervisedStandby
-from detent.errors import Busy, Conflict, NotFound, Unavailable
+from detent.engine import Operation
+from detent.errors import Busy, Conflict, DetentError, NotFound, Unavailable
 from detent.runtime.report import State
 from detent.runtime.supervisor import Supervised
 from detent.shard import operations as ops
 from detent.shard.operations import ConsumerDescription
 from detent.state.base import ShardName
 from detent.state.recovery_log import log_prefix
+from detent.stream import sharing
 from detent.stream.membership import Beats, Membership
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ LIST_S: Final = 2.0
 
 REBALANCE_S: Final = 3.0
 """How long a process keeps more than its share: one that has just started may be gone in a moment."""
+
+REPORT_S: Final = 0.02
+"""The least time between two reports, for which a caller may wait. They are in the owner's memory and cost little."""
+
+KEEP_S: Final = 5.0
+"""How often a report is also written down: what is seen when neither this process nor the store's owner is there any
+more."""
 
 logger = logging.getLogger("detent.consumer")
 
@@ -81,7 +89,7 @@ class Worker:
         self._membership = Membership(store, consumer.name, consumer.lease_ms, member)
         self.member = self._membership.member
         self._run_coroutine = run_coroutine
-        self._on_event = on_event or _ignore
+        self._on_event = on_event or (lambda *_: None)
         self._held: dict[int, SupervisedShard] = {}
         self._standbys: dict[int, SupervisedStandby] = {}
         self._free_since: dict[int, float] = {}
@@ -103,7 +111,7 @@ class Worker:
         with `once`, and what is wrong with the consumer itself."""
         self._app.consume_function  # noqa: B018 - refused here if there is none
         self._register()
-        self._reporter = Reporter(self.store, self._app.name, lambda: [one.task for one in self._held.values()])
+        self._reporter = ProgressReporter(self.store, self._app.name, lambda: [one.task for one in self._held.values()])
         reporting = Supervised(Beats("detent-report", REPORT_S, self._reporter.report)).start()
         try:
             if once:
@@ -171,15 +179,15 @@ class Worker:
         held.start()
         return held
 
-    def _assign(self, index: int) -> Assignment | None:
+    def _assign(self, index: int) -> ShardSetup | None:
         """What the next life of a shard works with; None while the consumer is paused."""
         if self._is_paused:
             return None
-        return Assignment(self._app, index, self._journals_of(index), self.store, self._outputs, self._run_coroutine)
+        return ShardSetup(self._app, index, self._journals_of(index), self.store, self._outputs, self._run_coroutine)
 
     def _disown(self, table: ConsumerDescription) -> None:
         """Give back what this member holds and does not know of: the answer to its lease was lost, or the word that it
-        gave the shard back. Every heartbeat would renew that lease, and nobody would do the work."""
+        gave the shard back. Every heartbeat would renew that lease, and the work would not be done."""
         unknown = [row.index for row in table.states if row.holder == self.member and row.index not in self._held]
         if unknown:
             self._membership.give_back(unknown)
@@ -298,6 +306,53 @@ class Worker:
         return False
 
 
-def _ignore(what: str, shard: int, more: str) -> None:
-    """Nobody wants to know."""
-    del what, shard, more
+class ProgressReporter:
+    """Tells the store how far the shards of a process are, whenever there is news."""
+
+    def __init__(self, store: Store, consumer: str, held: Callable[[], Iterable[ShardTask]]) -> None:
+        self._store = store
+        self._consumer = consumer
+        self._held = held
+        self._reported: dict[int, int] = {}
+        self._kept: dict[int, tuple[float, int]] = {}
+        self._lock = threading.Lock()
+
+    def report(self, *, last: bool = False) -> None:
+        """What is news, now. The last one is written down. A store that does not take it is asked again later."""
+        try:
+            with self._lock:  # the worker reports too, and what is older must not come later
+                news = [one for held in self._held() if (one := self._news(held, last)) is not None]
+                if news:
+                    self._store.commit(news)
+        except DetentError as error:
+            self._reported.clear()
+            self._kept.clear()
+            level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+            logger.log(level, "a report of progress was not taken: %s", error)
+
+    def _news(self, held: ShardTask, last: bool) -> Operation | None:
+        seen = held.progress.snapshot()
+        at, kept = self._kept.get(held.index, (0.0, -1))
+        keep = bool(seen.number) and seen.version != kept and (last or time.monotonic() - at >= KEEP_S)
+        if seen.version == self._reported.get(held.index) and not keep:
+            return None
+        self._reported[held.index] = seen.version
+        if keep:
+            self._kept[held.index] = (time.monotonic(), seen.version)
+        return ops.ReportShard(
+            self._consumer,
+            held.index,
+            seen.generation if seen.number else held.generation,
+            seen.status,
+            seen.error,
+            seen.processed if seen.number else {},
+            seen.published,
+            keep=keep,
+            number=seen.number,
+            numbers=seen.numbers if seen.number else {},
+        )
+
+    def forget(self, index: int) -> None:
+        """A shard is not this process's any more."""
+        self._reported.pop(index, None)
+        self._kept.pop(index, None)

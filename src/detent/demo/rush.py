@@ -47,7 +47,7 @@ def work(plan: DemoPlan) -> None:
             if not messages:
                 continue
             transaction = store.transaction()
-            transaction.append_many(ORDERS, [message.payload for message in messages])
+            transaction.append_many(ORDERS, [message.body for message in messages])
             transaction.ack(*messages)
             try:
                 transaction.commit()

@@ -4,23 +4,21 @@ The layers above register a state machine each (journal, queue, ledger, shard). 
 the order in which things happen:
 
     ownertime.py   what time it is, whatever the wall clock does
-    request.py     the transaction on its way, under its name (session, sequence), and its ticket
     lead.py        which thread commits next, and which waiting transactions it takes along
     engine.py      applies the group to memory, commits it once, answers; tells the truth on failure
-    operation.py   the contract: what an operation is, and what a machine has to do with it
+    operation.py   what an operation is, what a machine has to do with it; the request and its ticket
     sessions.py    answers are stored in the same commit, so that a retry is answered, not repeated
     twins.py       handles and their twins for asyncio, from one body
     verify.py      the engine's part of `store verify`, and what a finding is
 """
 
 from detent.engine.engine import Engine, operation_union
-from detent.engine.operation import Context, Done, Machine, Operation, Result
+from detent.engine.operation import MALFORMED, ApplyContext, Done, Machine, Operation, Request, Result, Ticket
 from detent.engine.ownertime import OwnerTime, steady_s, wall_ms
-from detent.engine.request import MALFORMED, Request, Ticket
 
 __all__ = [
     "MALFORMED",
-    "Context",
+    "ApplyContext",
     "Done",
     "Engine",
     "Machine",

@@ -18,9 +18,21 @@ import msgspec
 
 from detent import crash
 from detent.engine.lead import Lead, Schedule
-from detent.engine.operation import Context, Done, Machine, Operation, Result
-from detent.engine.ownertime import NOTHING, TIME, TIME_STEP_MS, OwnerTime, Recorded, ToldTime
-from detent.engine.request import SESSION_BYTES, Callback, Observer, Request, Ticket, finish, refusal
+from detent.engine.operation import (
+    SESSION_BYTES,
+    ApplyContext,
+    Callback,
+    Done,
+    Machine,
+    Observer,
+    Operation,
+    Request,
+    Result,
+    Ticket,
+    finish,
+    refusal,
+)
+from detent.engine.ownertime import NOTHING, TIME, TIME_STEP_MS, OwnerTime, RecordedTime, ToldTime
 from detent.engine.sessions import Sessions
 from detent.errors import DetentError, Fenced, Invalid, OutcomeUnknown, SessionExpired, Unavailable
 from detent.kv import Batch, View, Writer
@@ -51,7 +63,8 @@ class Engine:
         """`now_ms` is for tests: a time with clocks of theirs, or the time itself, as they tell it."""
         self._writer = writer
         self._machines = tuple(machines)
-        self._handlers = {kind: m.handlers[kind] for m in machines for kind in (*m.operations, *m.local)}
+        self._handlers = {kind: (m, m.handlers[kind]) for m in machines for kind in (*m.operations, *m.local)}
+        self._touched: set[Machine] = set()  # what was asked to change something, and has not written it yet
         self._preparations = {kind: machine.prepare for machine in machines for kind in machine.prepared}
         self.time = _time(now_ms)
         self._random = random
@@ -62,6 +75,7 @@ class Engine:
         results = [kind for machine in machines for kind in machine.results]
         self._decode = msgspec.msgpack.Decoder(list[Union[tuple({Done, *results})]]).decode  # type: ignore[misc]  # noqa: UP007
         self._fatal: Exception | None = None
+        self._to_announce: list[Machine] = []
         self._stale = True
         self._full = False
         self._lead = Lead(self._run_group, self._refuse)
@@ -267,11 +281,17 @@ class Engine:
         if not changed:
             return None
         batch = Batch()
-        for machine in self._machines:
+        for machine in self._flushed():
             machine.flush(batch, now_ms)
         self._sessions.flush(batch, now_ms)
         self._record_time(batch, now_ms)
         return batch
+
+    def _flushed(self) -> list[Machine]:
+        """The machines that the group has touched, in the order of all. The others have nothing to write or to tell."""
+        self._to_announce = [machine for machine in self._machines if machine in self._touched]
+        self._touched.clear()
+        return self._to_announce
 
     def _step_back(self) -> None:
         """Go on from the wall clock. What is durable is read again, and set back by what the time in it is ahead of
@@ -310,11 +330,11 @@ class Engine:
         for ticket in group:
             ticket.decided = True
         self.groups += 1
-        self._announce()
+        self._announce(self._to_announce)
 
-    def _announce(self) -> None:
+    def _announce(self, machines: Sequence[Machine]) -> None:
         """Tell those who wait for what is now durable. Nothing that goes wrong there undoes a commit."""
-        for machine in self._machines:
+        for machine in machines:
             try:
                 machine.committed()
             except Exception:
@@ -325,7 +345,7 @@ class Engine:
         request = ticket.request
         if request.sequence == HOUSEKEEPING:
             return self._keep_house(ticket, now_ms)
-        context = Context(now_ms, last=len(request.operations) == 1)
+        context = ApplyContext(now_ms, last=len(request.operations) == 1)
         try:
             if isinstance(request, _Posted):
                 if request.lost is not None and not self._sessions.forget_lost(request.lost, now_ms):
@@ -344,9 +364,11 @@ class Engine:
                 raise Unavailable(FULL)
             results = []
             for operation in request.operations:
-                handler = self._handlers.get(type(operation))
-                if handler is None:
+                found = self._handlers.get(type(operation))
+                if found is None:
                     raise Invalid(f"this store knows no operation {type(operation).__name__}")
+                machine, handler = found
+                self._touched.add(machine)
                 results.append(handler(operation, context))
             ticket.results = results
             if context.idle == len(results):
@@ -367,7 +389,8 @@ class Engine:
         closing = ticket.request.operations[0].closing
         for machine in self._machines:
             for operation in machine.closing() if closing else machine.due(now_ms):
-                context = Context(now_ms)
+                context = ApplyContext(now_ms)
+                self._touched.add(machine)
                 try:
                     machine.handlers[type(operation)](operation, context)
                     changed |= not context.idle
@@ -380,6 +403,7 @@ class Engine:
     # -- after a failure ----------------------------------------------------------------------------------------
 
     def _load(self) -> None:
+        self._touched.clear()
         with self._writer.view() as view:
             self._sessions.load(view)
             for machine in self._machines:
@@ -390,6 +414,7 @@ class Engine:
         if self._is_set_back:
             for machine in self._machines:
                 machine.set_back(self._stored_ms - now_ms, now_ms)
+            self._touched.update(self._machines)
             self._sessions.set_back(now_ms)
         self._stale = False
 
@@ -433,7 +458,7 @@ class Engine:
             if known is None:
                 ticket.error = Unavailable(f"this transaction was not applied, because the commit failed: {error}")
             ticket.decided = True
-        self._announce()
+        self._announce(self._machines)
 
 
 def _time(now_ms: OwnerTime | Callable[[], int] | None) -> OwnerTime:
@@ -442,9 +467,9 @@ def _time(now_ms: OwnerTime | Callable[[], int] | None) -> OwnerTime:
     return now_ms if isinstance(now_ms, OwnerTime) else ToldTime(now_ms)
 
 
-def _last_time(view: View) -> Recorded:
+def _last_time(view: View) -> RecordedTime:
     stored = view.get(TIME.raw)
-    return NOTHING if stored is None else Recorded.decode(stored)
+    return NOTHING if stored is None else RecordedTime.decode(stored)
 
 
 class _Posted(Request, frozen=True, array_like=True):

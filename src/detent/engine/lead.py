@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from detent.engine.request import Ticket
+from detent.engine.operation import Ticket
 from detent.errors import Busy, Unavailable
 from detent.runtime import thread
 
@@ -211,7 +211,7 @@ class Lead:
         with self._lock:
             self._ensure_committer()
             if ticket.callback is None:
-                ticket.callback = _nobody_waits
+                ticket.callback = _is_left
             leads = self._leader is ticket
             if leads and self.waiting and self._group and self.waiting[0] is self._group[-1]:
                 self._leave_queue()  # it was struck between the two halves of taking a ticket
@@ -255,5 +255,5 @@ class Lead:
                 return
 
 
-def _nobody_waits(_: list[Ticket]) -> None:
+def _is_left(_: list[Ticket]) -> None:
     """The callback of a ticket whose caller has gone."""

@@ -78,7 +78,7 @@ def steady_ms() -> int:
     return steady_ns() // 1_000_000
 
 
-class Recorded(NamedTuple):
+class RecordedTime(NamedTuple):
     """What a store records: its time, what the wall clock said then, and since when (by the wall clock) the two have
     been apart; 0 if they are not."""
 
@@ -87,7 +87,7 @@ class Recorded(NamedTuple):
     apart_ms: int
 
     @classmethod
-    def decode(cls, value: bytes) -> Recorded:
+    def decode(cls, value: bytes) -> RecordedTime:
         reader = ByteReader(value, "the store's time")
         recorded = cls(reader.u64(), reader.u64(), reader.u64())
         reader.finish()
@@ -97,7 +97,7 @@ class Recorded(NamedTuple):
         return ByteWriter().u64(self.time_ms).u64(self.wall_ms).u64(self.apart_ms).finish()
 
 
-NOTHING: Final = Recorded(0, 0, 0)
+NOTHING: Final = RecordedTime(0, 0, 0)
 """What a new store has recorded."""
 
 
@@ -112,7 +112,7 @@ class OwnerTime:
         """How often the wall clock was seen to jump."""
         self._begin(NOTHING)
 
-    def _begin(self, last: Recorded) -> None:
+    def _begin(self, last: RecordedTime) -> None:
         self._steady_ms, wall = self._read()
         self._offset = wall - self._steady_ms
         self._ms: float = max(wall, last.time_ms)
@@ -125,7 +125,7 @@ class OwnerTime:
             self._steady_ms -= wall - last.wall_ms
             self._look()
 
-    def start(self, last: Recorded) -> bool:
+    def start(self, last: RecordedTime) -> bool:
         """A store is opened that was last written then. Time goes on from there if that is later than the wall clock:
         what had ten seconds left has ten seconds left, whichever of the two clocks was wrong. Answers whether this is
         to be recorded, since the wall clock has gone back: the next owner can only tell from then on what has
@@ -148,12 +148,12 @@ class OwnerTime:
             self._look()
             return int(self._ms)
 
-    def recorded(self, now_ms: int) -> Recorded:
+    def recorded(self, now_ms: int) -> RecordedTime:
         """What to record of a group of this time."""
         with self._lock:
             wall = round(self._ms + self._difference)
             apart = 0 if self._apart_since is None else max(1, wall - self._apart_ms())
-            return Recorded(now_ms, max(0, wall), apart)
+            return RecordedTime(now_ms, max(0, wall), apart)
 
     @property
     def difference_ms(self) -> int:
@@ -253,7 +253,7 @@ class ToldTime(OwnerTime):
     def __init__(self, now_ms: Clock) -> None:
         super().__init__(now_ms, now_ms)
 
-    def start(self, last: Recorded) -> bool:
+    def start(self, last: RecordedTime) -> bool:
         """Begin at the time that is told, whatever was recorded."""
         del last
         with self._lock:

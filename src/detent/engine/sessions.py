@@ -25,7 +25,7 @@ from typing import Final
 
 from detent.codec.keys import SUBSYSTEM_ENGINE, Prefix, u64
 from detent.codec.values import ByteReader, ByteWriter
-from detent.engine.request import SESSION_BYTES, Request
+from detent.engine.operation import SESSION_BYTES, Request
 from detent.errors import Corrupt, Fenced, LimitExceeded, SessionExpired
 from detent.kv import Batch, View
 

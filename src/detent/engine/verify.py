@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from detent.codec.values import ByteReader
-from detent.engine.ownertime import TIME, Recorded
-from detent.engine.request import MALFORMED
+from detent.engine.operation import MALFORMED
+from detent.engine.ownertime import TIME, RecordedTime
 from detent.engine.sessions import ANSWERS, EXPIRED, PROVED_SINCE, SECRET, decode_answers, decode_secret, decode_since
 from detent.errors import Corrupt
 from detent.kv import View
@@ -61,7 +61,7 @@ class Counts:
     queues: int = 0
     queued: int = 0
     """Messages that are available, in flight or failed, once for each queue that has them."""
-    payload_bytes: int = 0
+    body_bytes: int = 0
     ledgers: int = 0
     pins: int = 0
     consumers: int = 0
@@ -165,7 +165,7 @@ def check_engine(view: View, tally: Tally) -> Iterator[Finding]:
         tally.saw(key, value)
         try:
             TIME.reader(key, "the store's time").finish()
-            Recorded.decode(value)
+            RecordedTime.decode(value)
         except Corrupt as error:
             yield Finding(record_at(key), str(error))
 

@@ -18,7 +18,7 @@ A file, in the order in which things happen:
     announcements.py     the files in a message: S3 notification, URI, or the data itself
     delivery_records.py  each record of a message: a file to ask for, one to refuse, one to wait for
     identity.py          what makes it this file: its name, and by policy its version
-    objects.py           looks it up, fetches it, lists what was never announced
+    objects.py           looks it up, reads or fetches it, lists what was never announced
     local_files.py       opens and copies a local file, through no link
     local_state.py       recent messages: what they wait for, until when they are held, which files are due
     shared_state.py      which pipeline has which file, and which are finished
@@ -26,9 +26,15 @@ A file, in the order in which things happen:
     metastore.py         the database that they are in
     epoch.py             which pipelines are from before a reset
     ownership.py         what all pipelines of a source agree on, and which table it has
-    staging.py           the batch's files in one folder
+    staging.py           the batch's files: copied into one folder, or pinned for the tasks that read them
     job.py               Spark's part: read, apply the user's function, write Parquet
     reading.py           the files as one DataFrame, with the column that says where a row came from
+    staged_reading.py    files of a folder, by Spark's readers
+    executor_reading.py  objects, by the tasks that parse them
+    pinned.py            what a task reads of an object: ranges of the writing that was announced or seen
+    object_rows.py       lines, texts and bytes of objects as rows, and how objects are divided between tasks
+    lines.py             the lines of a part of an object
+    parquet_rows.py      Parquet objects as rows, with the types that Spark's reader gives
     schemas.py           the schemas that pipelines share
     csv_headers.py       the columns of each CSV file
 
@@ -37,8 +43,11 @@ The commit, of data files and finished shards together; `detent.tables` does the
     committer.py         the contract
     committers.py        finds the one that a configuration names
     commit_manifest.py   a list of Parquet files in the database
+    prepared.py          the batch of a source that is on its way into a table elsewhere
+    commit_lake.py       tables elsewhere: prepared, committed with a mark, finished, and resolved by any pipeline
     commit_delta.py      a Delta table
-    commit_iceberg.py    an Iceberg table
+    commit_lake_iceberg.py  an Iceberg table in any catalog
+    commit_iceberg.py    an Iceberg table in a folder, whose catalog is the database of the shards: one transaction
 
 Looking and steering:
 
@@ -60,7 +69,7 @@ if TYPE_CHECKING:
     from detent.ingest.config import IngestConfig
     from detent.ingest.pipeline import Ingest
     from detent.ingest.progress import Counters, IngestProgress
-    from detent.tables.files import DataFile
+    from detent.tables.files import WrittenFile
     from detent.transports.contract import Delivery, FileQueue
     from detent.transports.urls import open_queue
 
@@ -70,7 +79,7 @@ _HOMES = {
     "detent.ingest.committer": ("TableCommitter", "BatchOutput"),
     "detent.ingest.config": ("IngestConfig",),
     "detent.ingest.progress": ("Counters", "IngestProgress"),
-    "detent.tables.files": ("DataFile",),
+    "detent.tables.files": ("WrittenFile",),
     "detent.transports.urls": ("open_queue",),
     "detent.transports.contract": ("Delivery", "FileQueue"),
     "detent.ingest.pipeline": ("Ingest",),
@@ -81,13 +90,13 @@ __all__ = [
     "Announced",
     "BatchOutput",
     "Counters",
-    "DataFile",
     "Delivery",
     "FileQueue",
     "Ingest",
     "IngestConfig",
     "IngestProgress",
     "TableCommitter",
+    "WrittenFile",
     "open_queue",
     "read_table",
 ]

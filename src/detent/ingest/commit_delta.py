@@ -1,67 +1,51 @@
-"""A Delta table as the place of the rows. Its log says which files it has, and that is what counts.
+"""A Delta table as the place of the rows, in a folder or on an object store.
 
-Each shard is an application of the table with a transaction id. Looking the ids up and committing from the same view of
-the table is one step (`detent.tables.delta`). The rows of the shard table follow after the commit; when a crash comes
-before that, they are mended from the log.
+The table has one mark for the source: the number of its last batch. Earlier releases gave each file a transaction id of
+its own; a table that has such ids keeps them, and they are still believed.
 """
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
-
-from sqlalchemy import Connection
 
 from detent import crash
 from detent.errors import Invalid, Unavailable
-from detent.ingest.committer import BatchOutput, TableCommitter
+from detent.ingest.commit_lake import COMMIT_ATTEMPTS, LakeCommitter
+from detent.ingest.config import TableStyle
+from detent.ingest.prepared import PreparedBatch
 from detent.ingest.shared_state import FileShard, QueueSharedState
-from detent.sql.transactions import transact
-from detent.tables.delta import (
-    RETENTION,
-    DeltaPlace,
-    add_of_batch,
-    adding,
-    deltalake_module,
-    id_of,
-    properties,
-    remembered_s,
-)
+from detent.tables.delta import RETENTION, DeltaPlace, deltalake_module, id_of, properties, remembered_s
 from detent.tables.delta_schema import check_writable, delta_schema, required_columns
+from detent.tables.files import FilePlan
+from detent.tables.orphans import BATCH_FILE
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql.types import StructType
 
-COMMIT_ATTEMPTS: Final = 20
-"""How often a commit is tried that other writers of the table came before: pipelines of one table do all the time."""
-
 COMMITTED: Final = 1
-REFUSED: Final = 2
-"""Transaction ids of shards and batches: shards have the first only, and a batch has the one that it got first."""
-
-_BATCH: Final = re.compile(r"/data/([0-9a-f]{32}-\d+)/")
+"""The transaction id that earlier releases gave a file, and a batch, that was committed."""
 
 
-class DeltaCommitter(TableCommitter):
-    """Publishes into a Delta table in a folder. `window_s` is how long the table remembers at least which files it
-    has."""
+class DeltaCommitter(LakeCommitter):
+    """Publishes into a Delta table. `window_s` is how long the table remembers at least what it has."""
 
     kind = "delta"
 
-    def __init__(self, location: str, state: QueueSharedState, window_s: float) -> None:
-        super().__init__(location, state)
+    def __init__(
+        self,
+        location: str,
+        state: QueueSharedState,
+        window_s: float,
+        storage: Mapping[str, str] | None = None,
+        style: TableStyle | None = None,
+    ) -> None:
+        super().__init__(location, state, storage, style)
         self._window_s = window_s
-        self._place = DeltaPlace(location)
+        self._place = DeltaPlace(location, self.storage)
         deltalake_module()
-
-    def _application(self, key: bytes) -> str:
-        return f"detent-ingest:{self.state.source}:{key.hex()}"
-
-    def _batch_application(self, batch: str) -> str:
-        return f"detent-ingest:{self.state.source}:batch:{batch}"
 
     def identity(self) -> str | None:
         return id_of(self._place.open_if_there())
@@ -73,8 +57,7 @@ class DeltaCommitter(TableCommitter):
         self.require_same(id_of(table))
         wanted = delta_schema(schema)
         if table is None:
-            days = int(self._window_s // 86400) + 1
-            self._place.create(wanted, configuration={RETENTION: f"interval {days} days"})
+            self._place.create(wanted, self.style.partition_by)
             self._place.sync(0)
             crash.point("ingest.delta_after_create")
             table = self._place.open()
@@ -95,89 +78,69 @@ class DeltaCommitter(TableCommitter):
 
     def _check_plain(self, table: DeltaTable) -> None:
         """`Invalid` for a table whose rows would come out otherwise than they went in."""
-        partitions = table.metadata().partition_columns
-        if partitions:
+        partitions = tuple(table.metadata().partition_columns)
+        if partitions != self.style.partition_by:
             raise Invalid(
-                f"the Delta table {self.location} is partitioned by {', '.join(partitions)}, which an ingest "
-                "cannot write: make one without"
+                f"the Delta table {self.location} is partitioned by {', '.join(partitions) or 'nothing'}, and the "
+                f"ingest says {', '.join(self.style.partition_by) or 'nothing'}: set partition_by to what it is"
             )
         required = required_columns(table)
         if required:
             raise Invalid(f"the Delta table {self.location} has columns that may not be null: {', '.join(required)}")
 
+    def plan(self, batch: str, schema: StructType) -> FilePlan:
+        del schema  # the table has it by now
+        return self._place.plan(self._place.open(), **self.how(batch))
+
     # -- commits -----------------------------------------------------------------------------------------------------
 
+    def mark(self) -> int | None:
+        return self._place.open().transaction_version(self.application)
+
+    def check_view(self, view: DeltaTable) -> None:
+        self.require_same(id_of(view))
+
+    def commit_marked(
+        self, look: Callable[[Any], list[tuple[str, int]] | None], prepared: PreparedBatch, *, is_whole: bool
+    ) -> bool:
+        delta = deltalake_module()
+
+        def said(view: DeltaTable) -> Any:
+            marks = look(view)
+            remarks = {"detent.batch": prepared.batch}
+            return None if marks is None else properties(marks, int(time.time() * 1000), remarks)
+
+        table = self._place.open()
+        files = prepared.files if is_whole else ()
+        try:
+            view = self._place.commit(said, self._place.adding(table, files), COMMIT_ATTEMPTS, table)
+        except (delta.exceptions.DeltaError, OSError) as error:
+            raise Unavailable(f"the commit to the Delta table {self.location} had no clear answer: {error}") from error
+        # What another pipeline committed must be durable, too, before files count as done.
+        self._place.sync(0 if view is None else view.version())
+        return view is not None
+
+    # -- marks of earlier releases -----------------------------------------------------------------------------------
+
+    def _of_file(self, key: bytes) -> str:
+        return f"{self.application}:{key.hex()}"
+
     def finished(self, shards: Iterable[FileShard]) -> frozenset[bytes]:
-        table = self._place.open_if_there()
+        table = self._place.open_if_there() if self.is_local else None  # there were none on object stores
         if table is None:
             return frozenset()
-        keys = {self._application(shard.key): shard.key for shard in shards}
+        keys = {self._of_file(shard.key): shard.key for shard in shards}
         found = frozenset(keys[name] for name in self._place.known(table, keys.keys()))
         if found:
             # The pipeline that committed them may have died before this; what is acknowledged next must be durable.
             self._place.sync(0)
         return found
 
-    def publish(self, shards: Sequence[FileShard], output: BatchOutput) -> None:
-        table = self._place.open_if_there()
-        self.require_same(id_of(table))
-        adds = self._adds(shards, output)
-        if table is None and not adds:
-            self._publish_nothing(shards, output)
-            return
-
-        def look(table: DeltaTable) -> Any:
-            self.require_same(id_of(table))
-            self._check_ours(table, shards, output.batch)
-            return self._properties(shards, output.batch)
-
-        table = self._place.commit(look, adding(adds), COMMIT_ATTEMPTS, table)
-        crash.point("ingest.delta_after_commit")
-        self._place.sync(table.version() if table else 0)
-        self._note(shards, output)
-
-    def _publish_nothing(self, shards: Sequence[FileShard], output: BatchOutput) -> None:
-        """Files without rows or columns, of which no table can be made: they are finished in the database alone."""
-
-        def commit(connection: Connection) -> None:
-            self.state.advance(connection, shards, output.record(len(shards)))
-
-        transact(self.state.engine, commit)
-
-    def _check_ours(self, table: DeltaTable, shards: Sequence[FileShard], batch: str) -> None:
-        """`ShardsLost` if another pipeline committed a shard, has it now, or swept the batch."""
-        keys = {self._application(shard.key): shard.key for shard in shards}
-        known = self._place.known(table, [*keys, self._batch_application(batch)])
-        done = frozenset(keys[name] for name in known if name in keys)
+    def check_unfinished(self, shards: Sequence[FileShard]) -> None:
+        done = self.finished(shards)
         if done:
-            self._place.sync(0)
             self.state.finish(shard for shard in shards if shard.key in done)
             raise self.state.shards_lost(done)
-        if known:
-            raise self.state.shards_lost(shard.key for shard in shards)
-        # The log alone decides; but a commit that beats the new owner would let it read the file for nothing.
-        lost = self.state.lost(shard.key for shard in shards)
-        if lost:
-            raise self.state.shards_lost(lost)
-
-    def _properties(self, shards: Sequence[FileShard], batch: str) -> Any:
-        names = [*(self._application(shard.key) for shard in shards), self._batch_application(batch)]
-        return properties(((name, COMMITTED) for name in names), int(time.time() * 1000), {"detent.batch": batch})
-
-    def _adds(self, shards: Sequence[FileShard], output: BatchOutput) -> list[Any]:
-        try:
-            return [add_of_batch(file, self.location) for file in output.files]
-        except FileNotFoundError:
-            self._check_ours(self._place.open(), shards, output.batch)  # it may have been swept while we slept
-            raise
-
-    def _note(self, shards: Sequence[FileShard], output: BatchOutput) -> None:
-        self.state.finish(shards, batch=output.batch)
-
-        def enter(connection: Connection) -> None:
-            self.state.enter(connection, output.record(len(shards)))
-
-        transact(self.state.engine, enter)
 
     # -- what is left behind -----------------------------------------------------------------------------------------
 
@@ -185,22 +148,10 @@ class DeltaCommitter(TableCommitter):
         table = self._place.open_if_there()
         if table is None:
             return frozenset()
-        return frozenset(match[1] for uri in table.file_uris() if (match := _BATCH.search(uri)))
+        return frozenset(match[1] for uri in table.file_uris() if (match := BATCH_FILE.search(uri)))
 
     def refuse(self, batch: str) -> bool:
-        """Take the batch's own transaction id, which its commit would take."""
-        application = self._batch_application(batch)
-        found: int | None = None
-
-        def look(table: DeltaTable) -> Any:
-            nonlocal found
-            found = table.transaction_version(application)
-            return properties([(application, REFUSED)], int(time.time() * 1000)) if found is None else None
-
-        try:
-            view = self._place.commit(look, adding([]), COMMIT_ATTEMPTS)
-        except (Unavailable, deltalake_module().exceptions.TableNotFoundError):
+        table = self._place.open_if_there()
+        if table is not None and table.transaction_version(f"{self.application}:batch:{batch}") == COMMITTED:
             return False
-        if view is not None:
-            self._place.sync(view.version())  # before its files go
-        return found in {None, REFUSED}
+        return super().refuse(batch)

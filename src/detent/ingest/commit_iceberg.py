@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from detent.errors import Corrupt, NotFound, ShardsLost
 from detent.ingest.committer import BatchOutput, TableCommitter
+from detent.ingest.config import TableStyle
 from detent.ingest.shared_state import FileShard, QueueSharedState
 from detent.tables.iceberg import SOURCE_PROPERTY, IcebergPlace, id_of
 from detent.tables.iceberg_metadata import delete_files
@@ -37,10 +38,11 @@ class IcebergCommitter(TableCommitter):
         state: QueueSharedState,
         table_name: str,
         catalog_properties: Mapping[str, str] | None = None,
+        style: TableStyle | None = None,
     ) -> None:
         """`table_name` has a namespace, such as ``lake.orders``; `catalog_properties` are passed on to PyIceberg."""
         self._place = IcebergPlace(state.engine, location, table_name, state.source, catalog_properties)
-        super().__init__(self._place.location, state)
+        super().__init__(self._place.location, state, style=style)
 
     def table(self) -> Table:
         """The table as it is now, as PyIceberg has it."""
@@ -74,7 +76,7 @@ class IcebergCommitter(TableCommitter):
 
     def _describe(self, shards: Sequence[FileShard], output: BatchOutput) -> list[DataFile]:
         try:
-            return self._place.describe(file.path for file in output.files)
+            return self._place.describe(f"{self.location}/{file.path}" for file in output.files)
         except FileNotFoundError as error:
             if self.state.was_refused(output.batch):  # it was swept while we slept
                 raise self.state.shards_lost(shard.key for shard in shards) from error

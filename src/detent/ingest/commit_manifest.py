@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, insert, select, text
@@ -37,7 +36,7 @@ class ManifestCommitter(TableCommitter):
     kind = "manifest"
 
     def identity(self) -> str | None:
-        return owner_of(Path(self.location))
+        return owner_of(self.location, self.storage)
 
     def prepare(self, schema: StructType) -> None:
         self.require_owned()
@@ -60,7 +59,10 @@ class ManifestCommitter(TableCommitter):
     def _list(self, connection: Connection, output: BatchOutput) -> None:
         now = text(BY_DIALECT[connection.dialect.name].now)
         shared = {"source": self.state.source, "batch": output.batch}
-        rows = [{**shared, "path": file.path, "rows": file.rows, "bytes": file.bytes} for file in output.files]
+        rows = [
+            {**shared, "path": f"{self.location}/{file.path}", "rows": file.rows, "bytes": file.size}
+            for file in output.files
+        ]
         for some in in_portions(rows, INSERT_ROWS):
             connection.execute(insert(FILES).values(committed_at=now), list(some))
 

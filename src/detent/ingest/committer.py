@@ -5,54 +5,104 @@ from __future__ import annotations
 import math
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
 
 from detent.errors import Invalid
+from detent.ingest.config import TableStyle
 from detent.ingest.ownership import require_table
 from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
-from detent.tables.orphans import DATA_FOLDER, old_batches
+from detent.kv.wholefiles import WholeFiles, open_whole_files
+from detent.tables.files import FilePlan, WrittenFile, is_local, schema_bytes
+from detent.tables.orphans import BATCH, DATA_FOLDER, old_batches, sweeping_time_s
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
     from sqlalchemy import Connection
 
-    from detent.tables.files import DataFile
+
+PROBE: Final = "probe"
+"""The folder of rows that are written to see whether rows can be written."""
 
 
 class BatchOutput(NamedTuple):
-    """What Spark made of a batch: durable files that no table names yet."""
+    """What tasks made of a batch: durable files that no table names yet."""
 
     batch: str
     folder: str
-    files: tuple[DataFile, ...]
+    files: tuple[WrittenFile, ...]
     schema: StructType
 
     def record(self, shards: int) -> BatchRecord:
         """What is kept of the commit."""
         rows = sum(file.rows for file in self.files)
-        return BatchRecord(self.batch, shards, len(self.files), rows, sum(file.bytes for file in self.files))
+        return BatchRecord(self.batch, shards, len(self.files), rows, sum(file.size for file in self.files))
 
 
 class TableCommitter(ABC):
-    """A table, for one pipeline. `location` is its folder, in which Spark writes a folder of files for each batch."""
+    """A table, for one pipeline. `location` is its folder, or its URL on an object store, below which tasks write files
+    in a folder of their own for each batch; `storage` are options for reaching it."""
 
     kind: str
 
-    def __init__(self, location: str, state: QueueSharedState) -> None:
+    def __init__(
+        self,
+        location: str,
+        state: QueueSharedState,
+        storage: Mapping[str, str] | None = None,
+        style: TableStyle | None = None,
+    ) -> None:
         self.location = location
         self.state = state
+        self.storage = dict(storage or {})
+        self.style = style or TableStyle()
         self._owned: str | None = None
 
     @property
+    def is_local(self) -> bool:
+        """Whether the table is a folder."""
+        return is_local(self.location)
+
+    @property
     def data_folder(self) -> Path:
-        """Where the folders of batches are."""
+        """Where the folders of batches are, of a table that is a folder."""
         return Path(self.location) / DATA_FOLDER
 
+    @cached_property
+    def files(self) -> WholeFiles:
+        """What is below the table."""
+        return open_whole_files(self.location, self.storage)
+
     def folder_of(self, batch: str) -> str:
-        """Where Spark writes a batch."""
-        return str(self.data_folder / batch)
+        """Where tasks write a batch."""
+        return f"{self.location}/{DATA_FOLDER}/{batch}"
+
+    def plan(self, batch: str, schema: StructType) -> FilePlan:
+        """How tasks write the rows of a batch."""
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        columns = schema_bytes(to_arrow_schema(schema, timezone="UTC"))
+        return FilePlan(
+            self.location, self.storage, columns, self.style.partition_by, holds_values=True, **self.how(batch)
+        )
+
+    def probe(self) -> FilePlan:
+        """How tasks write a row of a column ``id``, to see whether they can."""
+        columns = schema_bytes(pa.schema([pa.field("id", pa.int64())]))
+        return FilePlan(self.location, self.storage, columns, folder=f"{DATA_FOLDER}/{PROBE}")
+
+    def how(self, batch: str) -> dict[str, Any]:
+        """What all plans for a batch say."""
+        style = self.style
+        return {
+            "folder": f"{DATA_FOLDER}/{batch}",
+            "sort_by": style.sort_by,
+            "target_bytes": style.target_bytes,
+        }
 
     @abstractmethod
     def identity(self) -> str | None:
@@ -104,9 +154,20 @@ class TableCommitter(ABC):
     def refuse(self, batch: str) -> bool:
         """See to it that a batch can never be committed any more; False if it was. Its files are deleted next."""
 
+    def resolve(self, *, grace_s: float = 0.0) -> bool:  # noqa: ARG002
+        """Finish what a pipeline left half committed, if it is silent for so long; whether there was such a batch. Most
+        tables are committed in one step."""
+        return False
+
     def drop(self, output: str) -> None:
-        """Delete the files of a batch that was not committed."""
-        shutil.rmtree(output, ignore_errors=True)
+        """Delete the files of a batch that was not committed. What a task writes after that is swept."""
+        if self.is_local:
+            shutil.rmtree(output, ignore_errors=True)
+        else:
+            self._delete(output.rpartition("/")[2])
+
+    def _delete(self, batch: str) -> None:
+        self.files.delete([one.name for one in self.files.list(f"{DATA_FOLDER}/{batch}/")])
 
     def sweep(self, older_than_s: float, known_s: float = math.inf) -> int:
         """Delete what losers and crashed pipelines left behind; how many batches. A batch is made uncommittable before
@@ -115,8 +176,20 @@ class TableCommitter(ABC):
         self.require_owned()  # another table has none of our batches, and that makes them no orphans
         live = self.live_batches()
         swept = 0
-        for folder in old_batches(self.data_folder, older_than_s, known_s):
-            if folder.name not in live and self.refuse(folder.name):
-                shutil.rmtree(folder, ignore_errors=True)
+        for batch in self._old(older_than_s, known_s):
+            if batch not in live and self.refuse(batch):
+                self.drop(self.folder_of(batch))
                 swept += 1
         return swept
+
+    def _old(self, older_than_s: float, known_s: float) -> list[str]:
+        """The batches of which something was written longer ago than one time, and not longer than another."""
+        if self.is_local:
+            return [folder.name for folder in old_batches(self.data_folder, older_than_s, known_s)]
+        newest: dict[str, int] = {}
+        for one in self.files.list(f"{DATA_FOLDER}/"):
+            batch = one.name.split("/")[1]
+            newest[batch] = max(newest.get(batch, 0), one.modified_ms)
+        now = sweeping_time_s()
+        ages = {batch: now - modified_ms / 1000 for batch, modified_ms in newest.items() if BATCH.fullmatch(batch)}
+        return [batch for batch, age_s in ages.items() if older_than_s < age_s < known_s]

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from detent.durations import Duration, milliseconds
@@ -19,6 +19,7 @@ from detent.ingest.identity import check_policy
 from detent.ingest.local_state import BatchLimits
 from detent.ingest.objects import S3Options
 from detent.sizes import size_of
+from detent.tables.files import is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,6 +35,12 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 _PATTERN: Final = re.compile(r"[{}\[\]*?\\]")
 """What means something in a path that is given to Spark."""
+
+_STORES: Final = ("s3://", "gs://", "az://")
+"""How the URLs of tables on object stores begin."""
+
+_MADE: Final = re.compile(r"(.*\S)\s+AS\s+(\w+|`[^`]+`)", re.IGNORECASE | re.DOTALL)
+"""A column that an expression makes, such as ``to_date(at) AS day``."""
 
 _ON_STAGED: Final = "it would be applied to the staged files, whose {} are not those of the files"
 _ALWAYS_OFF: Final = "it is always off: a file that cannot be read would count as ingested"
@@ -51,6 +58,14 @@ _REFUSED_OPTIONS: Final = {
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 
+class TableStyle(NamedTuple):
+    """How the files of a table are written."""
+
+    partition_by: tuple[str, ...] = ()
+    sort_by: tuple[str, ...] = ()
+    target_bytes: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class IngestConfig:
     """What an ingest is to do. Only `name`, `queue` and `table` have to be said.
@@ -60,6 +75,10 @@ class IngestConfig:
     messages look like (auto, s3, sns, eventbridge, uri, data). `table` is a folder, `committer` its kind:
     "manifest" (Parquet files and a list of them in the database), "delta" or "iceberg". `state` is the database that
     all pipelines of this ingest share. Relative paths, also in these URLs, begin in `folder`.
+
+    On an object store (``s3://bucket/orders``) it is the same; `catalog` is that of an Iceberg table, if not the
+    database of the `state`. `partition_by` are columns, or expressions such as ``to_date(at) AS day``; the rows of each
+    file are sorted by `sort_by`, and a file gets about `file_size` of rows before they are packed.
 
     `allow` are the beginnings that the names of files may have (``s3://bucket/orders/``, ``/landing/``), as they are
     and not percent-encoded; if there are none, a sender to the queue chooses among all that can be read.
@@ -82,6 +101,10 @@ class IngestConfig:
     table: str
     committer: str = "manifest"
     iceberg_table: str = ""
+    catalog: str = ""
+    partition_by: Sequence[str] = ()
+    sort_by: Sequence[str] = ()
+    file_size: int | str = 0
     state: str = ""
     message: str = "auto"
     allow: Sequence[str] = ()
@@ -116,6 +139,8 @@ class IngestConfig:
 
     def check_place(self) -> None:
         """`Invalid` if something is where the table's folder is to be."""
+        if not is_local(self.location):
+            return
         place = Path(self.location)
         if place.exists() and not place.is_dir():
             raise Invalid(f"the table {place} is a file: name a folder")
@@ -128,8 +153,27 @@ class IngestConfig:
 
     @property
     def location(self) -> str:
-        """The folder of the table."""
+        """The folder of the table, or its URL."""
+        if self.table.startswith(_STORES):
+            return self.table.rstrip("/")
         return self.path(self.table.removeprefix("file://"))
+
+    @property
+    def table_storage(self) -> dict[str, str]:
+        """How the table's bucket is reached, beside what the environment says."""
+        if not self.location.startswith("s3://"):
+            return {}
+        options = {"aws_region": self.s3.get("region", ""), "aws_endpoint_url": self.s3.get("endpoint", "")}
+        if options["aws_endpoint_url"].startswith("http://"):
+            options["aws_allow_http"] = "true"
+        return {name: value for name, value in options.items() if value}
+
+    @property
+    def style(self) -> TableStyle:
+        """How the files of the table are written."""
+        size = size_of(self.file_size) if self.file_size else 0
+        columns = tuple(column for column, _ in map(parted, self.partition_by))
+        return TableStyle(columns, tuple(self.sort_by), size)
 
     @property
     def queue_url(self) -> str:
@@ -164,7 +208,9 @@ class IngestConfig:
     @property
     def staging_folder(self) -> Path:
         """Where files lie while Spark reads them: beside the table, unless said."""
-        return Path(self.path(self.staging)) if self.staging else Path(f"{self.location}.staging")
+        if self.staging:
+            return Path(self.path(self.staging))
+        return Path(f"{self.location if is_local(self.location) else self.path(self.name)}.staging")
 
     @property
     def limits(self) -> BatchLimits:
@@ -306,8 +352,9 @@ def _check(config: IngestConfig) -> None:
     _check_amounts(config)
     if not config.queue or not config.table:
         raise Invalid("an ingest needs a queue and a table")
-    if "://" in config.table and not config.table.startswith("file://"):
-        raise Invalid(f"the table is a folder, and not {config.table}: Spark from pip writes to file systems")
+    if "://" in config.table and not config.table.startswith(("file://", *_STORES)):
+        raise Invalid(f"the table is a folder, or at {', '.join(_STORES)}, and not {config.table}")
+    _check_columns(config)
     _check_options(config.options)
     if found := _PATTERN.search(str(config.staging_folder)):
         raise Invalid(
@@ -337,6 +384,25 @@ def _check_amounts(config: IngestConfig) -> None:
         raise Invalid("a batch has a file and a byte at least, and a file is tried once at least")
     if config.commit_timeout_s <= 0 or not milliseconds(config.visibility):
         raise Invalid("commit_timeout and visibility are longer than nothing: a minute or two are usual")
+
+
+def parted(text: str) -> tuple[str, str]:
+    """A column that the table is partitioned by, and the expression that makes it; empty for a column of the rows."""
+    match = _MADE.fullmatch(text.strip())
+    return (match[2].strip("`"), match[1].strip()) if match else (text.strip().strip("`"), "")
+
+
+def _check_columns(config: IngestConfig) -> None:
+    for name in ("partition_by", "sort_by"):
+        value = getattr(config, name)
+        if isinstance(value, str) or not all(isinstance(one, str) and one.strip() for one in value):
+            raise Invalid(f'{name} is a list of columns, such as ["day"], not {value!r}')
+        object.__setattr__(config, name, tuple(value))
+    columns = config.style.partition_by
+    if len(set(columns)) != len(columns):
+        raise Invalid(f"partition_by names a column twice: {', '.join(columns)}")
+    if config.catalog and config.committer != "iceberg":
+        raise Invalid('a catalog is for Iceberg tables: leave it out, or set committer = "iceberg"')
 
 
 def _check_options(options: Mapping[str, str]) -> None:

@@ -7,11 +7,12 @@ import codecs
 import csv
 import gzip
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from detent.errors import DetentError, Invalid
+from detent.ingest.pinned import is_packed_else
 from detent.ingest.staging import FilesFailed, StagedFile
 
 HEADER_BYTES_MAX: Final = 1 << 20
@@ -21,11 +22,16 @@ HEADER_BYTES_MAX: Final = 1 << 20
 REMARKS_BYTES_MAX: Final = 16 << 20
 """Remarks and empty lines before the first line. A packed file of a megabyte could have a gigabyte of them."""
 
-_LINES: Final = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
+LINES: Final = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
 """Encodings in which the end of a line is one byte, so that a first line can be cut off before it is decoded."""
 
 
 _UNPACKED: Final[dict[str, Any]] = {".gz": gzip.open, ".bz2": bz2.open}
+
+
+Grouped = dict[tuple[str, ...], tuple[str, list[str]]]
+"""By the columns of a header: that line, and the files that begin with it, in their order. Files without a line have no
+columns."""
 
 
 class HeaderStyle(NamedTuple):
@@ -50,30 +56,46 @@ class HeaderStyle(NamedTuple):
             encoding = codecs.lookup(name).name
         except LookupError:
             raise Invalid(f"there is no encoding {name!r}") from None
-        if encoding not in _LINES:
+        if encoding not in LINES:
             raise Invalid(
-                f"headers are read in one of {', '.join(sorted(_LINES))}, not in {encoding}: set header = false"
+                f"headers are read in one of {', '.join(sorted(LINES))}, not in {encoding}: set header = false"
             )
         return cls(separator, given.get("quote", '"') or None, encoding, given.get("comment", ""))
 
+    def is_first(self, line: bytes) -> bool:
+        """Whether a line is neither empty nor a remark. The first such line is the header."""
+        text = line.rstrip(b"\r\n")
+        return bool(text) and not (self.comment and text.startswith(self.comment.encode()))
 
-def groups(folder: Path, files: Sequence[StagedFile], style: HeaderStyle) -> dict[tuple[str, ...], list[str]]:
-    """The files of each header, in their order; those of none are empty. `FilesFailed` names files that have no
-    readable one."""
-    found: dict[tuple[str, ...], list[str]] = {}
+
+UNREADABLE: Final = (OSError, EOFError, UnicodeError, zlib.error, csv.Error, Invalid)
+"""What is raised over a file that has no readable header."""
+
+
+def groups(folder: Path, files: Sequence[StagedFile], style: HeaderStyle) -> Grouped:
+    """The files of each header. `FilesFailed` names files that have no readable one."""
+    found: Grouped = {}
     reasons: dict[bytes, DetentError] = {}
     for staged in files:
         try:
-            found.setdefault(_header(folder / staged.name, style), []).append(staged.name)
-        except (OSError, EOFError, UnicodeError, zlib.error, csv.Error, Invalid) as error:
+            line = _first_line(folder / staged.name, style)
+            found.setdefault(columns_of(line, style), (line, []))[1].append(staged.name)
+        except UNREADABLE as error:
             reasons[staged.file.shard.key] = Invalid(f"no header can be read: {error}")
     if reasons:
         raise FilesFailed(reasons)
     return found
 
 
-def _header(path: Path, style: HeaderStyle) -> tuple[str, ...]:
-    text = _first_line(path, style)
+def _first_line(path: Path, style: HeaderStyle) -> str:
+    if is_packed_else(path.name):
+        raise Invalid(f"it ends with {path.suffix}, and first lines are read of .gz and .bz2: set header = false")
+    with _UNPACKED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
+        return first_line(iter(lambda: file.readline(HEADER_BYTES_MAX), b""), style)
+
+
+def columns_of(text: str, style: HeaderStyle) -> tuple[str, ...]:
+    """The columns that a first line names; none if it is empty. `Invalid` if it names one twice, or not at all."""
     if not text:
         return ()
     names = tuple(next(csv.reader([text], delimiter=style.separator, quotechar=style.quote)))
@@ -82,17 +104,16 @@ def _header(path: Path, style: HeaderStyle) -> tuple[str, ...]:
     return names
 
 
-def _first_line(path: Path, style: HeaderStyle) -> str:
+def first_line(lines: Iterable[bytes], style: HeaderStyle) -> str:
     """The first line that is not a remark; empty if there is none."""
     skipped = 0
-    with _UNPACKED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
-        while line := file.readline(HEADER_BYTES_MAX):
-            if len(line) >= HEADER_BYTES_MAX:
-                raise Invalid(f"the first line is longer than {HEADER_BYTES_MAX} bytes")
-            text: str = line.decode(style.encoding).lstrip("\ufeff").rstrip("\r\n")
-            if text and not (style.comment and text.startswith(style.comment)):
-                return text
-            skipped += len(line)
-            if skipped > REMARKS_BYTES_MAX:
-                raise Invalid(f"no first line comes in {REMARKS_BYTES_MAX} bytes of remarks and empty lines")
+    for line in lines:
+        if len(line) >= HEADER_BYTES_MAX:
+            raise Invalid(f"the first line is longer than {HEADER_BYTES_MAX} bytes")
+        text: str = line.decode(style.encoding).lstrip("\ufeff").rstrip("\r\n")
+        if text and not (style.comment and text.startswith(style.comment)):
+            return text
+        skipped += len(line)
+        if skipped > REMARKS_BYTES_MAX:
+            raise Invalid(f"no first line comes in {REMARKS_BYTES_MAX} bytes of remarks and empty lines")
     return ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine, delete, func, select, update
@@ -23,7 +22,7 @@ from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.ownership import TABLE, has_batches, note, noted
 from detent.ingest.progress import log
-from detent.ingest.shard_sql import BATCHES, FILES, SCHEMAS, SHARDS, SOURCES
+from detent.ingest.shard_sql import BATCHES, FILES, PREPARED, SCHEMAS, SHARDS, SOURCES
 from detent.ingest.shared_state import MESSAGE_SCHEME, QueueSharedState, now_ms
 from detent.sql.transactions import read, transact
 from detent.tables.orphans import DATA_FOLDER
@@ -131,7 +130,8 @@ def _forget_batches(engine: Engine, source: str, before_ms: int) -> None:
     """Records of commits go with their files, except those that name the live files of a manifest."""
     used = select(FILES.c.batch).where(FILES.c.source == source)
     old = (BATCHES.c.source == source, BATCHES.c.committed_at < before_ms, BATCHES.c.batch.not_in(used))
-    transact(engine, lambda connection: connection.execute(delete(BATCHES).where(*old)))
+    decided = BATCHES.c.shards >= 0  # one that is prepared is not
+    transact(engine, lambda connection: connection.execute(delete(BATCHES).where(*old, decided)))
 
 
 # -- a reset -----------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _look(engine: Engine, config: IngestConfig) -> tuple[Forgotten, TableCommitt
     settings, found = transact(engine, lambda connection: _remembered(connection, config))
     committer = _committer(engine, config, settings)
     committer.require_gone(settings.get(TABLE))
-    if has_batches(Path(found.table)):
+    if has_batches(found.table, config.table_storage):
         raise Invalid(
             f"{found.table}/{DATA_FOLDER} still has data of the table. Move the folder {found.table} away or delete "
             "it: what is left in it would be taken for what pipelines never committed, and be deleted"
@@ -176,6 +176,8 @@ def reset(engine: Engine, config: IngestConfig) -> Forgotten:
         for table in (SHARDS, BATCHES, FILES):
             connection.execute(delete(table).where(table.c.source == config.name))
         connection.execute(delete(SCHEMAS).where(SCHEMAS.c.source.in_([config.name, f"{config.name}/table"])))
+        free = update(PREPARED).where(PREPARED.c.source == config.name).values(batch="", files="")
+        connection.execute(free)  # its number stays: no two batches of a source have the same
         times = {"pruned_at": 0, "swept_at": 0, "forgotten_to": 0}
         connection.execute(update(SOURCES).where(SOURCES.c.source == config.name).values(**times))
         note(connection, config.name, {"owner": settings["owner"], EPOCH: uuid.uuid4().hex})

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial, reduce
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from detent import crash
 from detent.errors import Busy, DetentError, Invalid, Unavailable
-from detent.ingest.committer import BatchOutput, TableCommitter
-from detent.ingest.config import IngestConfig, Transform
+from detent.ingest.committer import PROBE, BatchOutput, TableCommitter
+from detent.ingest.config import IngestConfig, Transform, parted
+from detent.ingest.executor_reading import ExecutorSource, reads_in_tasks
 from detent.ingest.local_state import HeldFile
 from detent.ingest.objects import FileObjects
-from detent.ingest.reading import BatchReader
-from detent.ingest.staging import Staging
+from detent.ingest.pinned import ObjectAccess, failure_in
+from detent.ingest.reading import BatchReader, Source
+from detent.ingest.staged_reading import StagedSource
+from detent.ingest.staging import FilesFailed, Staging
 from detent.runtime.target import UserFile, find_function
-from detent.tables.files import DataFile, made_durable
+from detent.spark.once_batch import in_tasks
+from detent.tables.files import FilePlan, WrittenFile, write_files
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -39,8 +45,6 @@ TASK_BYTES: Final = 128 << 20
 SETTINGS: Final = {
     "spark.sql.files.openCostInBytes": str(OPEN_BYTES),
     "spark.sql.files.maxPartitionBytes": str(TASK_BYTES),
-    # The old way of writing times is read by few others, and not as what it is by all of them.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 """What the job sets in its Spark session."""
@@ -52,12 +56,6 @@ _NOISE: Final = re.compile(r"^(?:[a-z]\w*\.)+\w+(?:Exception|Error): |\s+SQLSTAT
 
 class SparkEnded(DetentError):
     """There is no Spark any more, and a new one takes a new process."""
-
-
-_QUIET: Final = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-
-PROBE: Final = "probe"
-"""The folder of rows that are written to see whether rows can be written."""
 
 
 class BatchFailed(Exception):
@@ -89,6 +87,7 @@ class Job:
         self._before = {name: spark.conf.get(name, None) for name in SETTINGS}
         for name, value in SETTINGS.items():
             spark.conf.set(name, value)
+        self._lent = _lend_keys(spark)
         self._reader = BatchReader(spark, config, engine)
         self._reader.given_schema()  # a wrong one is known before a file is taken
 
@@ -96,6 +95,8 @@ class Job:
         """Leave the session as it was: it may be the caller's."""
         if has_ended(self._spark):
             return
+        for name in self._lent:
+            self._spark.sparkContext.environment.pop(name, None)
         for name, value in self._before.items():
             if value is None:
                 self._spark.conf.unset(name)
@@ -106,20 +107,43 @@ class Job:
         """Write the rows of files. `FilesFailed` names those that cannot be had, `BatchFailed` says that Spark failed,
         which may be one file's fault."""
         folder = self._committer.folder_of(batch)
-        with Staging(self._config.staging_folder / batch, files, self._objects) as staging:
+        with Staging(self._config.staging_folder / batch, files, self._objects, self._is_pinned) as staging:
             staging.fetch()
             crash.point("ingest.after_read")
-            with self._told(staging, folder):
-                self._balance(files)
-                frame = self._reader.read(staging.folder, staging.files)
-            if frame is None:
-                return BatchOutput(batch, folder, (), StructType([]))
-            frame = self._transformed(frame)
-            self._committer.prepare(frame.schema)
-            with self._told(staging, folder):
-                written = write(frame, folder)
+            with ExitStack() as closing:
+                with self._told(staging, folder):
+                    frame = self._read(staging, closing)
+                if frame is None:
+                    return BatchOutput(batch, folder, (), StructType([]))
+                frame = self._partitioned(self._transformed(frame))
+                self._committer.prepare(frame.schema)
+                plan = self._committer.plan(batch, frame.schema)
+                with self._told(staging, folder):
+                    written = write(frame, plan)
         crash.point("ingest.after_write")
         return BatchOutput(batch, folder, written, frame.schema)
+
+    def _is_pinned(self, uri: str) -> bool:
+        return reads_in_tasks(uri, self._config.format, self._config.options)
+
+    def _read(self, staging: Staging, closing: ExitStack) -> DataFrame | None:
+        """The rows of files that were copied, and those of objects."""
+        kind, spark = self._config.format, self._spark
+        sources: list[Source] = []
+        if staging.copied:
+            self._balance([staged.file for staged in staging.copied])
+            sources.append(StagedSource(spark, staging.folder, staging.copied, kind))
+        if staging.pinned:
+            access = ObjectAccess(self._config.identity, self._config.s3_options)
+            held = [staging.files[one.number].file for one in staging.pinned]
+            options = {"header": "true", **self._config.options} if kind == "csv" else self._config.options
+            sources.append(ExecutorSource(spark, access, staging.pinned, held, kind, options))
+        frames = []
+        for source in sources:
+            closing.callback(source.close)
+            frames.append(self._reader.read(source, staging.files))
+        found = [frame for frame in frames if frame is not None]
+        return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), found) if found else None
 
     def _balance(self, files: Sequence[HeldFile]) -> None:
         """Let Spark cut the files into tasks that keep all cores busy to the end: three tasks on two cores take as long
@@ -134,8 +158,9 @@ class Job:
         """Whether Spark can write anything at all where the table is, before a file is blamed for what went wrong:
         `Unavailable` if not, and `SparkEnded` if there is none any more."""
         folder = self._committer.folder_of(PROBE)
+        plan = self._committer.probe()
         try:
-            self._spark.range(1).write.mode("overwrite").parquet(folder)
+            write(self._spark.range(1), plan)
         except Exception as error:
             if has_ended(self._spark):
                 raise SparkEnded(f"Spark's Java has ended: {_reason(error)}") from error
@@ -148,14 +173,30 @@ class Job:
         """What goes wrong in here may be a file's fault."""
         try:
             yield
-        except (Unavailable, Busy):
+        except (Unavailable, Busy, FilesFailed):
             self._committer.drop(folder)
             raise
         except Exception as error:
             self._committer.drop(folder)
             if has_ended(self._spark):
                 raise SparkEnded(f"Spark's Java has ended, perhaps for want of memory: {_reason(error)}") from error
-            raise _explained(error, staging) from error
+            failure = failure_in(str(error))
+            raise (_explained(error, staging) if failure is None else staging.failed(*failure)) from error
+
+    def _partitioned(self, frame: DataFrame) -> DataFrame:
+        """The rows with the columns that the table is partitioned by."""
+        for column, expression in map(parted, self._config.partition_by):
+            if not expression:
+                continue
+            if column in frame.columns:
+                raise Invalid(
+                    f"the rows have a column {column}, which partition_by makes: give one of them another name"
+                )
+            try:
+                frame = frame.withColumn(column, F.expr(expression))
+            except AnalysisException as error:
+                raise Invalid(f"partition_by has {expression!r}, which cannot be computed: {_reason(error)}") from error
+        return frame
 
     def _transformed(self, frame: DataFrame) -> DataFrame:
         """The rows after the user's function. What is wrong with that is not a file's fault, and ends the pipeline."""
@@ -172,11 +213,26 @@ class Job:
         return changed
 
 
-def write(frame: DataFrame, folder: str) -> tuple[DataFile, ...]:
-    """Let Spark write the rows into a folder of their own; the files that came of it, and that have rows."""
-    shutil.rmtree(folder, ignore_errors=True)
-    frame.write.mode("errorifexists").options(**_QUIET).parquet(folder)
-    return made_durable(Path(folder))
+def write(frame: DataFrame, plan: FilePlan) -> tuple[WrittenFile, ...]:
+    """Let tasks write the rows where the table is; the files that came of it. What tasks write that are run again is in
+    the batch's folder, too, and in no commit."""
+    return tuple(file for task in in_tasks(frame, partial(write_files, plan)) for file in task)
+
+
+_KEYS: Final = ("AWS_", "GOOGLE_", "AZURE_")
+"""How the names of the variables begin that say how a bucket is reached."""
+
+
+def _lend_keys(spark: SparkSession) -> list[str]:
+    """Let tasks on this machine reach buckets as this process does: Java may have begun with another environment. The
+    names of what they got. On a cluster tasks have the keys of their own machines."""
+    context = spark.sparkContext
+    if not str(context.master).startswith("local"):
+        return []
+    lent = {name: os.environ[name] for name in os.environ if name.startswith(_KEYS)}
+    lent = {name: value for name, value in lent.items() if name not in context.environment}
+    context.environment.update(lent)
+    return list(lent)
 
 
 def has_ended(spark: SparkSession) -> bool:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from detent.errors import Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.extras import install_command
@@ -35,6 +35,17 @@ _REFUSED: Final = frozenset({"403", "405", "AccessDenied", "InvalidObjectState",
 """Of one object among others these are for good: a missing one that may not be listed, one in an archive."""
 
 _CHANGED: Final = frozenset({"412", "PreconditionFailed"})
+
+
+_PAST_END: Final = frozenset({"416", "InvalidRange", "RequestedRangeNotSatisfiable"})
+
+
+class ObjectPart(NamedTuple):
+    """What one request brought: bytes, the size of all of the object, and when that was written."""
+
+    data: bytes
+    size: int
+    modified_ms: int
 
 
 class Superseded(DetentError):
@@ -153,6 +164,38 @@ class FileObjects:
 
         self._call(file, download)
 
+    def read(self, file: Announced, start: int, length: int) -> ObjectPart:
+        """A part of an object, of the writing that was announced or seen: `Superseded` if it is not that any more. What
+        is behind the object's end is left out."""
+        bucket, key = _bucket_and_key(file.uri)
+
+        def ask(s3: Any) -> ObjectPart:
+            span = f"bytes={start}-{start + length - 1}"
+            answer = s3.get_object(Bucket=bucket, Key=key, Range=span, **self._version(file), **_only_if(file))
+            if file.etag and answer["ETag"].strip('"') != file.etag:  # not all servers honour the condition
+                raise Superseded(f"{file.uri} was written over since it was announced")
+            modified_ms = round(answer["LastModified"].timestamp() * 1000)
+            size = str(answer.get("ContentRange", "")).rpartition("/")[2]
+            if not size.isdigit():
+                raise Unavailable(f"{file.uri} cannot be read in parts: the server gave no range of it")
+            return ObjectPart(answer["Body"].read(), int(size), modified_ms)
+
+        part: ObjectPart = self._call(file, ask, past_end=ObjectPart(b"", start, 0))
+        return part
+
+    def pinned(self, file: Announced) -> Announced:
+        """An object with what tells this writing of it from the next; `Superseded` if it is not what was announced."""
+        self.check_allowed(file)
+        self._check_known(file)
+        if self._policy != "uri" and (file.etag or self._version(file)):
+            return file
+        return self.look_up(file)  # a name alone tells nothing of a writing: it is the one that is seen now
+
+    def check_there(self, file: Announced) -> None:
+        """`Superseded`, `NotFound` or `Denied` if an object cannot be read as it was announced."""
+        bucket, key = _bucket_and_key(file.uri)
+        self._call(file, lambda s3: s3.head_object(Bucket=bucket, Key=key, **self._version(file), **_only_if(file)))
+
     def _version(self, file: Announced) -> dict[str, str]:
         is_versioned = (version_of(file, self._policy) or "").startswith("version:")
         return {"VersionId": file.version} if is_versioned else {}
@@ -188,13 +231,15 @@ class FileObjects:
                         modified_ms=round(entry["LastModified"].timestamp() * 1000),
                     )
 
-    def _call(self, file: Announced, call: Callable[[Any], Any]) -> Any:
+    def _call(self, file: Announced, call: Callable[[Any], Any], past_end: ObjectPart | None = None) -> Any:
         s3 = self._s3()
         import botocore.exceptions
 
         try:
             return call(s3)
         except botocore.exceptions.ClientError as error:
+            if past_end is not None and _code_of(error) in _PAST_END:
+                return past_end
             raise _explained(error, file) from error
         except (botocore.exceptions.ParamValidationError, ValueError) as error:
             raise Invalid(f"{file.uri} cannot be asked for: {error}") from error
@@ -241,8 +286,16 @@ def _explained_local(file: Announced) -> Iterator[None]:
         raise Unavailable(f"{file.uri} cannot be read: {error}") from error
 
 
+def _only_if(file: Announced) -> dict[str, str]:
+    return {"IfMatch": f'"{file.etag}"'} if file.etag else {}
+
+
+def _code_of(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
 def _explained(error: Any, file: Announced) -> DetentError:
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    code = _code_of(error)
     if code in _MISSING:
         return NotFound(f"{file.uri} was announced, and is not there")
     if code in _REFUSED:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -21,14 +22,16 @@ import msgspec
 from sqlalchemy import Connection, Engine, insert, select, update
 
 from detent.engine import MALFORMED as UNREADABLE
-from detent.errors import Conflict, Corrupt, Invalid
+from detent.errors import Conflict, Corrupt, Exists, Invalid, NotFound
 from detent.ingest import steering
 from detent.ingest.config import IngestConfig
 from detent.ingest.epoch import EPOCH
 from detent.ingest.shard_sql import SOURCES
 from detent.ingest.shared_state import QueueSharedState
 from detent.kv.localobjects import sync_directory
+from detent.kv.wholefiles import open_whole_files
 from detent.sql.transactions import read, transact
+from detent.tables.files import is_local
 from detent.tables.orphans import BATCH, DATA_FOLDER
 
 TABLE: Final = "table_id"
@@ -40,6 +43,8 @@ MARKED: Final = "marked"
 
 OWNER_FILE: Final = "_detent_owner.json"
 """The file in the folder of the data that says whose they are. Readers of tables pass over such names."""
+
+_MARK: Final = f"{DATA_FOLDER}/{OWNER_FILE}"
 
 
 def noted(connection: Connection, source: str) -> dict[str, Any] | None:
@@ -88,7 +93,7 @@ def require_nothing_lost(engine: Engine, source: str, location: str) -> None:
 def lost(engine: Engine, source: str, what: str) -> Conflict:
     """What a pipeline is refused with whose table is not there."""
     return Conflict(
-        f"{what}. {had(engine, source)} Put the table back as it was. Or begin anew: `detent ingest reset` forgets "
+        f"{what}. {had(engine, source)} Put the table back as it was. Or begin anew: `detent reset FILE` forgets "
         "these files, and `detent run FILE --backfill PREFIX` brings them into a new table"
     )
 
@@ -142,12 +147,12 @@ def register(engine: Engine, config: IngestConfig) -> str:
         return str(before["owner"]), bool(before.get(MARKED)), str(before.get(EPOCH, ""))
 
     owner, is_marked, epoch = transact(engine, enter)
-    location = Path(config.location)
-    if owner_of(location) is None:
+    location, storage = config.location, config.table_storage
+    if owner_of(location, storage) is None:
         if is_marked:
             raise lost(engine, config.name, f"the folder of the table {location} is gone, or its mark is")
         require_nothing_lost(engine, config.name, config.location)
-    _own(location, config.name, owner)
+    _own(location, storage, config.name, owner)
     if not is_marked:
         transact(engine, partial(_note_mark, source=config.name))
     return epoch
@@ -159,46 +164,53 @@ def _note_mark(connection: Connection, source: str) -> None:
         note(connection, source, {**settings, MARKED: True})
 
 
-def owner_of(location: Path) -> str | None:
-    """The owner that a table's folder is marked with; None if there is no mark."""
-    found = _read_mark(location)
+def owner_of(location: str, storage: Mapping[str, str] | None = None) -> str | None:
+    """The owner that a table's folder, or its place on an object store, is marked with; None if there is no mark."""
+    found = _read_mark(location, storage)
     return None if found is None else str(found.get("owner"))
 
 
-def _read_mark(location: Path) -> dict[str, str] | None:
-    mark = location / DATA_FOLDER / OWNER_FILE
+def _read_mark(location: str, storage: Mapping[str, str] | None) -> dict[str, str] | None:
     try:
-        return msgspec.json.decode(mark.read_bytes(), type=dict[str, str])
-    except (FileNotFoundError, NotADirectoryError):
+        content = open_whole_files(location, storage).get(_MARK)
+        return msgspec.json.decode(content, type=dict[str, str])
+    except (NotFound, IsADirectoryError):
         return None
     except UNREADABLE as error:
-        raise Corrupt(f"{mark} says whose table this is, and cannot be read: {error}") from error
+        raise Corrupt(f"{location}/{_MARK} says whose table this is, and cannot be read: {error}") from error
 
 
-def _own(location: Path, name: str, owner: str) -> None:
+def _own(location: str, storage: Mapping[str, str] | None, name: str, owner: str) -> None:
     """Mark a folder; `Invalid` if it has the mark of another ingest, or data without a mark."""
-    folder = location / DATA_FOLDER
-    mark = folder / OWNER_FILE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Invalid(f"the table {location} cannot be made: {error}") from error
-    found = _read_mark(location)
+    if is_local(location):
+        try:
+            (Path(location) / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Invalid(f"the table {location} cannot be made: {error}") from error
+    found = _read_mark(location, storage)
     if found is None:
-        if has_batches(location):
+        if has_batches(location, storage):
             raise Invalid(
-                f"{folder} has data of an ingest that this database does not know: name another table, or the database "
-                "that it was made with"
+                f"{location}/{DATA_FOLDER} has data of an ingest that this database does not know: name another table, "
+                "or the database that it was made with"
             )
-        _write_mark(mark, json.dumps({"ingest": name, "owner": owner}).encode())
-        found = _read_mark(location) or {}  # another pipeline may have been faster
+        content = json.dumps({"ingest": name, "owner": owner}).encode()
+        if is_local(location):
+            _write_mark(Path(location) / _MARK, content)
+        else:
+            with suppress(Exists):
+                open_whole_files(location, storage).put(_MARK, content)
+        found = _read_mark(location, storage) or {}  # another pipeline may have been faster
     if found.get("owner") != owner:
         raise Invalid(f"the table {location} is that of the ingest {found.get('ingest')!r}: name another folder")
 
 
-def has_batches(location: Path) -> bool:
-    """Whether a table's folder has data of batches in it, be they committed or not."""
-    folder = location / DATA_FOLDER
+def has_batches(location: str, storage: Mapping[str, str] | None = None) -> bool:
+    """Whether there is data of batches where a table is, be they committed or not."""
+    if not is_local(location):
+        found = open_whole_files(location, storage).list(f"{DATA_FOLDER}/")
+        return any(BATCH.fullmatch(one.name.split("/")[1]) for one in found)
+    folder = Path(location) / DATA_FOLDER
     return folder.is_dir() and any(BATCH.fullmatch(path.name) for path in folder.iterdir())
 
 

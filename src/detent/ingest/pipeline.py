@@ -333,6 +333,8 @@ class _BatchingFiles(_PipelinePart):
         if files:
             self._began = self._began or time.monotonic()
             worker.run_batch(files)
+        elif self._is_due("resolve", min(ADOPT_EVERY_S, self._config.grace_s)):
+            worker.committer.resolve(grace_s=self._config.grace_s)
         elif self._is_due("sweep", SWEEP_LOOK_S) and worker.shared.take_turn("swept_at", SWEEP_EVERY_MS):
             age_s = self._config.orphan_age_s
             worker.counters.swept += worker.committer.sweep(age_s, self._config.window_s)

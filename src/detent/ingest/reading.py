@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -27,19 +26,20 @@ from sqlalchemy import Engine
 from detent.errors import Invalid
 from detent.ingest import csv_headers
 from detent.ingest.config import IngestConfig
+from detent.ingest.executor_reading import ExecutorSource
+from detent.ingest.object_rows import METADATA
 from detent.ingest.schemas import kept_schema, widen
+from detent.ingest.staged_reading import STRICT, StagedSource
 from detent.ingest.staging import StagedFile
 
-METADATA: Final = "_metadata"
+Source = StagedSource | ExecutorSource
+"""Files of a batch, where they are read."""
+
 _NAME, _URI, _VERSION = "_detent_name", "_detent_uri", "_detent_version"
 """The column that says which file a row came from, and what it is joined by."""
 
-_READERS: Final = {"json": "json", "csv": "csv", "parquet": "parquet", "text": "text", "binary": "binaryFile"}
 _RESCUES: Final = ("json", "csv")
 """Formats whose lines can be malformed by themselves."""
-
-_STRICT: Final = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
-"""A file that cannot be read is a failure, whatever the session says: it would count as ingested."""
 
 
 class NewColumns(Invalid):
@@ -101,13 +101,13 @@ class BatchReader:
                 )
         return kept
 
-    def _schema(self, folder: Path) -> StructType:
+    def _schema(self, source: Source) -> StructType:
         """The schema that this batch is read with."""
         kept = self.given_schema() or self._kept()
         if kept is None:
-            return self._widen(self._inferred(folder))
+            return self._widen(self._inferred(source))
         if self._config.evolution in {"add", "fail"}:
-            new = _without(self._inferred(folder), kept)
+            new = _without(self._inferred(source), kept)
             if new.fields and self._config.evolution == "fail":
                 raise NewColumns(f"columns that the schema does not have: {', '.join(new.names)}")
             if new.fields:
@@ -118,59 +118,58 @@ class BatchReader:
         kept = kept_schema(self._engine, self._config.name)
         return None if kept is None else StructType.fromJson(json.loads(kept.columns))
 
-    def _inferred(self, folder: Path) -> StructType:
-        options = {"inferSchema": "true", "mergeSchema": "true", **self._options()}
+    def _inferred(self, source: Source) -> StructType:
         corrupt = self._rescued or "_corrupt_record"
-        reader = self._spark.read.format(_READERS[self._config.format]).options(**options)
-        found = reader.option("columnNameOfCorruptRecord", corrupt).load(str(folder)).schema
+        plain = {"inferSchema": "true", "mergeSchema": "true", **self._options()}
+        source.keep()
+        found = source.inferred({**plain, "columnNameOfCorruptRecord": corrupt})
         return StructType([field for field in found if field.name != corrupt]).toNullable()
 
     def _options(self) -> dict[str, str]:
         plain = {"header": "true"} if self._config.format == "csv" else {}
-        return {**plain, **self._config.options, **_STRICT}
+        return {**plain, **self._config.options, **STRICT}
 
     # -- the rows ----------------------------------------------------------------------------------------------------
 
-    def read(self, folder: Path, files: Sequence[StagedFile]) -> DataFrame | None:
-        """The rows of staged files; None if there are neither rows nor columns."""
+    def read(self, source: Source, files: Sequence[StagedFile]) -> DataFrame | None:
+        """The rows of files; None if there are neither rows nor columns."""
         config = self._config
         if config.format in {"text", "binary"}:
-            frame = self._load(folder, None).select("*", *self._origin)
+            frame = self._load(source, None)
         elif self._has_headers():
-            found = self._read_csv(folder, files)
+            found = self._read_csv(source)
             if found is None:
                 return None
             frame = found
         else:
-            schema = self._schema(folder)
+            schema = self._schema(source)
             if not schema.fields:
                 return None
-            frame = self._read_with(schema, folder)
+            frame = self._read_with(schema, source)
         return _with_origins(frame, self._spark, files, config) if self._is_told else frame
 
-    def _read_with(self, schema: StructType, folder: Path) -> DataFrame:
+    def _read_with(self, schema: StructType, source: Source) -> DataFrame:
         if self._config.evolution == "rescue" and self._config.format == "json":
-            return self._read_json_lines(schema, folder)
+            return self._read_json_lines(schema, source)
         if self._config.evolution == "rescue" and self._config.format == "parquet":
-            return self._read_wide_parquet(schema, folder)
-        return self._load(folder, schema).select("*", *self._origin)
+            return self._read_wide_parquet(schema, source)
+        return self._load(source, schema)
 
-    def _load(self, folder: Path | list[str], schema: StructType | None) -> DataFrame:
-        reader = self._spark.read.format(_READERS[self._config.format]).options(**self._options())
+    def _load(self, source: Source, schema: StructType | None, names: Sequence[str] | None = None) -> DataFrame:
+        options = self._options()
         if schema is not None:
             if self._rescued:
                 schema = StructType([*schema.fields, StructField(self._rescued, StringType())])
-                reader = reader.option("columnNameOfCorruptRecord", self._rescued)
+                options["columnNameOfCorruptRecord"] = self._rescued
             elif self._config.format in _RESCUES:
-                reader = reader.option("mode", "FAILFAST")
-            reader = reader.schema(schema)
-        return reader.load(folder if isinstance(folder, list) else str(folder))
+                options["mode"] = "FAILFAST"
+        return source.load(schema, options, names) if self._is_told else source.plain(schema, options, names)
 
-    def _read_json_lines(self, schema: StructType, folder: Path) -> DataFrame:
+    def _read_json_lines(self, schema: StructType, source: Source) -> DataFrame:
         """Each line parsed twice, once for the columns and once for those that are not among them."""
         options = {**self._options(), "columnNameOfCorruptRecord": self._rescued}
         wanted = StructType([*schema.fields, StructField(self._rescued, StringType())])
-        lines = self._spark.read.options(**_STRICT).text(str(folder)).where(F.trim("value") != "")
+        lines = source.lines().where(F.trim("value") != "")
         known = F.array(*[F.lit(name) for name in schema.names])
         everything = F.from_json("value", "map<string,string>")
         unknown = F.map_filter(everything, lambda name, _: ~F.array_contains(known, name))
@@ -179,10 +178,10 @@ class BatchReader:
         columns = [F.col(f"row.`{name}`").alias(name) for name in schema.names]
         return kept.select(*columns, rescued.alias(self._rescued), *self._origin)
 
-    def _read_wide_parquet(self, schema: StructType, folder: Path) -> DataFrame:
+    def _read_wide_parquet(self, schema: StructType, source: Source) -> DataFrame:
         """All columns that the files have, and those that are not in the schema together in one."""
-        new = _without(self._inferred(folder), schema)
-        frame = self._load(folder, StructType([*schema.fields, *new.fields]))
+        new = _without(self._inferred(source), schema)
+        frame = self._load(source, StructType([*schema.fields, *new.fields]))
         unknown = F.to_json(F.struct(*[F.col(f"`{name}`") for name in new.names])) if new.fields else F.lit(None)
         columns = [F.col(f"`{name}`") for name in schema.names]
         rescued = F.when(unknown != "{}", unknown).cast("string").alias(self._config.rescued_column)
@@ -190,10 +189,12 @@ class BatchReader:
 
     # -- CSV ---------------------------------------------------------------------------------------------------------
 
-    def _read_csv(self, folder: Path, files: Sequence[StagedFile]) -> DataFrame | None:
+    def _read_csv(self, source: Source) -> DataFrame | None:
         """Files with one header together: Spark matches columns by their place alone, and files differ in it."""
-        groups = csv_headers.groups(folder, files, csv_headers.HeaderStyle.of(self._options()))
-        frames = [self._read_csv_group(folder, header, names) for header, names in groups.items() if header]
+        groups = source.headers(csv_headers.HeaderStyle.of(self._options()))
+        frames = [
+            self._read_csv_group(source, header, line, names) for header, (line, names) in groups.items() if header
+        ]
         if not frames:
             return None
         joined = frames[0]
@@ -201,13 +202,12 @@ class BatchReader:
             joined = joined.unionByName(frame, allowMissingColumns=True)
         return joined
 
-    def _read_csv_group(self, folder: Path, header: tuple[str, ...], names: list[str]) -> DataFrame:
-        paths = [str(folder / name) for name in names]
-        schema = self._csv_schema(header, paths)
+    def _read_csv_group(self, source: Source, header: tuple[str, ...], line: str, names: list[str]) -> DataFrame:
+        schema = self._csv_schema(source, header, line, names)
         kinds = {field.name.lower(): field for field in schema}
         # Of the columns that are not in the schema, the text; of its own that are not in the file, nothing.
         wanted = StructType([kinds.get(name.lower(), StructField(name, StringType())) for name in header])
-        frame = self._load(paths, wanted)
+        frame = self._load(source, wanted, names)
         unknown = [name for name in header if name.lower() not in kinds]
         has = {name.lower() for name in header}
         columns = [
@@ -223,7 +223,7 @@ class BatchReader:
             rescued = F.coalesce(rescued, F.to_json(F.struct(*[F.col(f"`{name}`") for name in unknown])))
         return rescued.alias(self._rescued)
 
-    def _csv_schema(self, header: tuple[str, ...], paths: list[str]) -> StructType:
+    def _csv_schema(self, source: Source, header: tuple[str, ...], line: str, files: list[str]) -> StructType:
         kept = self.given_schema() or self._kept()
         names = {field.name.lower() for field in kept} if kept is not None else set()
         new = [name for name in header if name.lower() not in names]
@@ -231,8 +231,8 @@ class BatchReader:
             return kept
         if kept is not None and self._config.evolution == "fail":
             raise NewColumns(f"columns that the schema does not have: {', '.join(new)}")
-        options = {"inferSchema": "true", **self._options()}
-        found = self._spark.read.format("csv").options(**options).load(paths).schema
+        source.keep()
+        found = source.inferred_csv(line, {"inferSchema": "true", **self._options()}, files)
         return self._widen(StructType([field for field in found if field.name in new]))
 
 

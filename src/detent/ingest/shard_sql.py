@@ -104,10 +104,29 @@ FILES: Final = Table(
 )
 
 
+PREPARED: Final = Table(
+    "detent_ingest_prepared",
+    METADATA,
+    Column("source", Text, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("batch", Text, nullable=False),
+    Column("token", Text, nullable=False),
+    Column("files", Text, nullable=False),
+    Column("prepared_at", BigInteger, nullable=False),
+)
+"""The one batch of a source that may be on its way into a table elsewhere, and how many there were; no batch: none."""
+
 _VIEW: Final = (
     "detent_ingest_manifest AS SELECT source AS ingest, path, rows, bytes, committed_at FROM detent_ingest_files"
 )
 event.listen(FILES, "after_create", DDL(f"CREATE VIEW {_VIEW}"))  # type: ignore[no-untyped-call]
+
+
+ENDS: Final = {
+    "sqlite": text("'~' || printf('%020d', size)"),
+    "postgresql": text("'~' || lpad(CAST(size AS text), 20, '0')"),
+}
+"""The position after all of a shard's file."""
 
 
 class ShardStatements(NamedTuple):

@@ -257,14 +257,14 @@ class QueueSharedState:
 
     def has_committed(self, batch: str) -> bool:
         """Whether the database says that a batch was committed."""
-        return bool(self._shards_of(batch))
+        return (self._shards_of(batch) or 0) > 0
 
     def was_refused(self, batch: str) -> bool:
         """Whether the database says that a batch can never be committed."""
         return self._shards_of(batch) == 0
 
     def _shards_of(self, batch: str) -> int | None:
-        """The shards of a batch; 0 if it was refused, None if nothing is known of it."""
+        """The shards of a batch; 0 if it was refused, fewer while it is prepared, None if nothing is known of it."""
         query = select(BATCHES.c.shards).where(*self._batch(batch))
         return read(self.engine, lambda connection: connection.execute(query).scalar())
 
@@ -329,7 +329,7 @@ class QueueSharedState:
         columns = SHARDS.c
         query = select(func.count()).where(
             columns.source == self.source,
-            columns.state.in_(("open", "redriven")),
+            columns.state.in_(("open", "redriven", "prepared")),
             columns.token.in_(("", self.token)),
             ~columns.uri.startswith(MESSAGE_SCHEME, autoescape=True),
         )
@@ -340,7 +340,8 @@ class QueueSharedState:
         columns = SHARDS.c
         query = (
             select(columns.token, func.max(columns.updated_at).label("heard"))
-            .where(columns.source == self.source, columns.state == "open", columns.token.not_in(("", self.token)))
+            .where(columns.source == self.source, columns.state.in_(("open", "prepared")))
+            .where(columns.token.not_in(("", self.token)))
             .group_by(columns.token)
         )
         rows = read(self.engine, lambda connection: connection.execute(query).all())

@@ -77,7 +77,7 @@ def status(engine: Engine, source: str) -> SourceStatus:
             .where(SHARDS.c.source == source)
             .group_by(SHARDS.c.state)
         ):
-            counts[row.state] = row.files
+            counts["open" if row.state == "prepared" else row.state] += row.files
         return SourceStatus(
             name=source,
             **counts,
@@ -90,7 +90,7 @@ def status(engine: Engine, source: str) -> SourceStatus:
 def _unfinished(connection: Connection, source: str) -> dict[str, int]:
     query = select(
         func.count(SHARDS.c.token.distinct()).filter(SHARDS.c.token != ""), func.min(SHARDS.c.opened_at)
-    ).where(SHARDS.c.source == source, SHARDS.c.state.in_(("open", "redriven")))
+    ).where(SHARDS.c.source == source, SHARDS.c.state.in_(("open", "redriven", "prepared")))
     pipelines, oldest = connection.execute(query).one()
     return {"pipelines": pipelines, "oldest_open_ms": 0 if oldest is None else max(0, now_ms(connection) - oldest)}
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from detent.codec import block, foreign
 from detent.codec import journal as records
-from detent.codec.journal import OpenSpan, Producer, Segment
+from detent.codec.journal import IndexSegment, OpenSpan, ProducerRecord
 from detent.codec.keys import u64
-from detent.engine import Context
+from detent.engine import ApplyContext
 from detent.errors import ClockAhead, ClockBehind, Conflict, Invalid, LimitExceeded, NotFound, ProducerTaken
 from detent.journal import operations as ops
 from detent.journal.chunks import times
@@ -43,7 +43,7 @@ PRODUCERS_PER_APPEND_MAX = 100_000
 """Producers in one append; each has a record that is written with it."""
 
 
-def append(memory: JournalMemory, op: ops.Append, context: Context) -> ops.Appended:
+def append(memory: JournalMemory, op: ops.Append, context: ApplyContext) -> ops.Appended:
     """Messages without UUIDs: the owner stamps them here, inside the order of appends, so no clock can land late."""
     bodies = op.bodies
     if len(bodies) == 1 and op.keys is None and op.headers is None and len(bodies[0]) <= block.MESSAGE_BYTES_MAX:
@@ -63,7 +63,7 @@ def append(memory: JournalMemory, op: ops.Append, context: Context) -> ops.Appen
     return _commit_own(memory, state, rows)
 
 
-def append_packed(memory: JournalMemory, op: ops.AppendPacked, context: Context) -> ops.Appended:
+def append_packed(memory: JournalMemory, op: ops.AppendPacked, context: ApplyContext) -> ops.Appended:
     """Many bodies in one piece: the columns are made without looking at any of them."""
     content = ops.unpack(op)
     rows = len(op.sizes) // 4
@@ -72,7 +72,7 @@ def append_packed(memory: JournalMemory, op: ops.AppendPacked, context: Context)
     return _commit_own(memory, state, rows)
 
 
-def _state_for_own(memory: JournalMemory, journal: str, context: Context) -> JournalState:
+def _state_for_own(memory: JournalMemory, journal: str, context: ApplyContext) -> JournalState:
     """The journal, ready for an append that cannot fail any more: as a last operation it has nothing to take back."""
     state = memory.state_for_append(journal, context)
     if context.last:
@@ -83,7 +83,7 @@ def _state_for_own(memory: JournalMemory, journal: str, context: Context) -> Jou
 
 
 def _add_own(
-    memory: JournalMemory, state: JournalState, rows: int, content: list[Any], size: int, context: Context
+    memory: JournalMemory, state: JournalState, rows: int, content: list[Any], size: int, context: ApplyContext
 ) -> None:
     """Stamp whole columns at once."""
     clock = memory.reserve_clocks(rows, context.now_ms)
@@ -102,7 +102,7 @@ def _commit_own(memory: JournalMemory, state: JournalState, rows: int) -> ops.Ap
     return ops.Appended(position, rows, offset, rows)
 
 
-def append_stamped(memory: JournalMemory, op: ops.AppendStamped, context: Context) -> ops.Appended:
+def append_stamped(memory: JournalMemory, op: ops.AppendStamped, context: ApplyContext) -> ops.Appended:
     """Messages that carry their own UUIDs."""
     rows, size, _ = ops.check_append(op)
     if len(op.producers) != rows * block.PRODUCER_BYTES or len(op.clocks) != rows or len(op.flags) != rows:
@@ -131,7 +131,7 @@ def append_stamped(memory: JournalMemory, op: ops.AppendStamped, context: Contex
     return _sequence(memory, state, position, columns, size, context, fresh=op.fresh, deadline_ms=op.deadline_ms)
 
 
-def append_batch(memory: JournalMemory, op: ops.AppendBatch, context: Context) -> ops.Appended:
+def append_batch(memory: JournalMemory, op: ops.AppendBatch, context: ApplyContext) -> ops.Appended:
     """An Arrow batch, stamped or not."""
     batch = _read_batch(op)
     rows = batch.num_rows
@@ -206,7 +206,7 @@ def _sequence(
     position: int,
     columns: tuple[Any, Any, Any],
     size: int,
-    context: Context,
+    context: ApplyContext,
     *,
     fresh: bool = False,
     deadline_ms: int = 0,
@@ -298,7 +298,7 @@ def _commit_rows(state: JournalState, order: Any, position: int) -> None:
         state.commit_run(base, count)
 
 
-def _clip(segment: Segment, above: int, through: int) -> Segment | None:
+def _clip(segment: IndexSegment, above: int, through: int) -> IndexSegment | None:
     """The messages of a segment with above < clock <= through."""
     position, count, clock, step = segment
     if clock > through or clock + (count - 1) * step <= above:
@@ -306,10 +306,10 @@ def _clip(segment: Segment, above: int, through: int) -> Segment | None:
     step = max(step, 1)
     skip = max(0, (above - clock) // step + 1) if clock <= above else 0
     keep = min(count, (through - clock) // step + 1)
-    return Segment(position + skip, keep - skip, clock + skip * step, step) if keep > skip else None
+    return IndexSegment(position + skip, keep - skip, clock + skip * step, step) if keep > skip else None
 
 
-def _close_spans(state: JournalState, done: SequencedBlock, view: View, context: Context) -> None:
+def _close_spans(state: JournalState, done: SequencedBlock, view: View, context: ApplyContext) -> None:
     """Spans from earlier appends that were committed or rolled back leave no records."""
     for producer in done.closed:
         for key in state.span(producer, view).keys:
@@ -323,7 +323,7 @@ def _remember_producers(
     done: SequencedBlock,
     row_bytes: int,
     deadline_ms: int,
-    context: Context,
+    context: ApplyContext,
 ) -> None:
     now_ms = context.now_ms
     for producer, new in done.states.items():
@@ -336,14 +336,14 @@ def _remember_producers(
         if old is not None and old.begin == new.begin:
             pending += before
         state.pending_bytes = max(0, state.pending_bytes + pending - before)
-        known = Producer(new.last_ack, new.max_clock, new.begin, opened, now_ms, False, pending)
+        known = ProducerRecord(new.last_ack, new.max_clock, new.begin, opened, now_ms, False, pending)
         state.set_producer(producer, known, context.undo)
         state.newest_clock = max(state.newest_clock, new.max_clock)
         _note_span(memory, state, producer, new, OpenSpan(opened, deadline_ms), context)
 
 
 def _keep_pending(
-    state: JournalState, done: SequencedBlock, position: int, clocks: Any, view: View, context: Context
+    state: JournalState, done: SequencedBlock, position: int, clocks: Any, view: View, context: ApplyContext
 ) -> None:
     """Messages of transactions that are still open: where they stand, until their ACK comes."""
     for producer, rows in done.pending.items():
@@ -355,7 +355,12 @@ def _keep_pending(
 
 
 def _note_span(
-    memory: JournalMemory, state: JournalState, producer: int, new: ProducerState, opened: OpenSpan, context: Context
+    memory: JournalMemory,
+    state: JournalState,
+    producer: int,
+    new: ProducerState,
+    opened: OpenSpan,
+    context: ApplyContext,
 ) -> None:
     """Keep the list of open spans, which the deadline is measured from and which retention must not pass."""
     known = state.open.get(producer)
@@ -370,10 +375,10 @@ def _note_span(
     state.put(state.writes, open_span_key(*name), value, context.undo)
 
 
-def _segments(rows: Any, clocks: Any, position: int) -> Iterator[Segment]:
+def _segments(rows: Any, clocks: Any, position: int) -> Iterator[IndexSegment]:
     """Rows and their clocks as few arithmetic progressions."""
     if len(rows) == 1:
-        yield Segment(position + int(rows[0]), 1, int(clocks[rows[0]]), 1)
+        yield IndexSegment(position + int(rows[0]), 1, int(clocks[rows[0]]), 1)
         return
     chosen = clocks[rows]
     gaps, steps = np.diff(rows) != 1, np.diff(chosen)
@@ -384,4 +389,4 @@ def _segments(rows: Any, clocks: Any, position: int) -> Iterator[Segment]:
     ends = np.concatenate((starts[1:], [len(rows)]))
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         step = int(chosen[start + 1] - chosen[start]) if end - start > 1 else 1
-        yield Segment(position + int(rows[start]), end - start, int(chosen[start]), step)
+        yield IndexSegment(position + int(rows[start]), end - start, int(chosen[start]), step)

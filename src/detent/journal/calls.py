@@ -148,8 +148,11 @@ def _bytes(value: bytes, what: str) -> bytes:
 
 def _headers(headers: Mapping[str, str]) -> dict[str, str]:
     result = dict(headers)
-    for name, value in result.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise Invalid(f"headers are text: {name!r} is {type(value).__name__}")
-    ops.check_headers(result)
+    try:
+        ops.check_headers(result)
+    except Invalid:
+        for name, value in result.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise Invalid(f"headers are text: {name!r} is {type(value).__name__}") from None
+        raise
     return result

@@ -10,7 +10,7 @@ from detent.journal.message import Message, messages_of
 
 
 class Columns:
-    """The messages of a record batch. Each column is read, and messages are made, when somebody first asks for them."""
+    """The messages of a record batch. Each column is read, and messages are made, when they are first asked for."""
 
     def __init__(self, batch: Any, offset: int, journal: str) -> None:
         self._batch = batch

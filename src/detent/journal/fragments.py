@@ -1,11 +1,13 @@
 """Fragments: immutable Arrow files beside the store, which a journal adopts by reference.
 
-Whoever writes one needs no owner: the file is durable before its reference is handed out, and its messages are nobody's
-until a transaction adopts it. A fragment's id begins with the time it was begun at; that is what the sweeper goes by.
+Its writer needs no owner: the file is durable before its reference is handed out, and no reader sees its messages until
+a transaction adopts it. A fragment's id begins with the time it was begun at; that is what the sweeper goes by, which
+deletes those that no journal has adopted.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,12 +19,16 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from detent import crash
 from detent.codec import block, foreign
+from detent.codec import journal as records
 from detent.codec.journal import FRAGMENT_ID_BYTES, Fragment
 from detent.codec.parts import Parts
+from detent.engine import Engine, Request
 from detent.errors import Corrupt, Exists, Invalid, LimitExceeded, NotFound
 from detent.journal import operations as ops
-from detent.kv import Objects
+from detent.journal.operations import RaiseHorizon
+from detent.kv import Objects, Reader
 from detent.message import TICK, clock_of_ns, new_producer_id
 
 FRAGMENT_BYTES_MAX: Final = 1 << 30
@@ -249,3 +255,35 @@ def read_rows(objects: Objects, fragment: bytes, record: Fragment, start: int, c
             return
     if at < end:
         raise Corrupt(f"fragment {fragment.hex()} has {at} rows, and row {end} is asked for")
+
+
+GRACE_MS: Final = 24 * 3600 * 1000
+"""How long a writer may take from beginning a fragment to adopting it."""
+
+logger = logging.getLogger("detent.journal")
+
+
+def sweep(engine: Engine, reader: Reader, grace_ms: int | None = None) -> int:
+    """Delete orphaned fragments older than the grace period. Returns how many."""
+    now_ms = engine.now_ms() + min(0, engine.time.difference_ms)  # by both clocks: writers have gone by the wall clock
+    horizon_ms = now_ms - (GRACE_MS if grace_ms is None else grace_ms)
+    if horizon_ms <= 0:
+        return 0
+    engine.commit(Request(engine.new_session(), 0, 0, [RaiseHorizon(horizon_ms)]))
+    crash.point("journal.sweep.after_horizon")
+    deleted = 0
+    for found in reader.objects.list(DIRECTORY):
+        fragment = fragment_of(found.name)
+        if fragment is None or created_ms(fragment) >= horizon_ms:
+            continue
+        with reader.view() as view:
+            stored = view.get(records.FRAGMENT.key(fragment))
+            if stored is not None and Fragment.decode(stored).journal:
+                continue
+        reader.objects.delete(found.name)
+        deleted += 1
+        crash.point("journal.sweep.after_delete")
+    reader.objects.remove_abandoned(now_ms)
+    if deleted:
+        logger.info("swept %d orphaned fragments", deleted)
+    return deleted

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, Unpack
 
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.engine import Operation
-from detent.engine.twins import Awaited, Plain, Twin, drive_each
+from detent.engine.twins import Awaited, Plain, Twin, both, drive_each
 from detent.errors import Invalid, NotFound, Unavailable
 from detent.journal import calls, fragments
 from detent.journal import operations as ops
@@ -20,7 +20,6 @@ from detent.journal.calls import Entry
 from detent.journal.message import Message, messages_of
 from detent.journal.reader import JournalInfo, JournalReader
 from detent.kv import Objects
-from detent.runtime.ground import drive
 from detent.settings.journal import JournalSettings
 
 Isolation = Literal["committed", "uncommitted"]
@@ -141,19 +140,111 @@ class _JournalBase(Twin):
             at = end
             patience.restore()
 
-    async def _wait(self, offset: int, timeout: Duration | None) -> None:
+    # -- calls --------------------------------------------------------------------------------------------------
+
+    @both
+    async def create(self, *, exist_ok: bool = False, **settings: Unpack[JournalSettings]) -> None:
+        """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`.
+
+        Its settings are those of :class:`detent.JournalSettings`.
+        """
+        await self._do(calls.create(self.name, exist_ok, settings))
+
+    @both
+    async def configure(self, **settings: Unpack[JournalSettings]) -> None:
+        """Change settings; what is not named stays. A retention of "0s", or of 0 bytes, means: no limit."""
+        await self._do(calls.configure(self.name, settings))
+
+    @both
+    async def delete(self) -> None:
+        """Delete the journal and all its messages."""
+        await self._do(ops.DeleteJournal(self.name))
+
+    @both
+    async def append(
+        self, body: bytes, *, key: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> ops.Appended:
+        """Append one message. When this returns, the message is committed and survives a power cut."""
+        result: ops.Appended = await self._do(calls.append(self.name, body, key, headers))
+        return result
+
+    @both
+    async def append_many(self, entries: Iterable[Entry]) -> ops.Appended:
+        """Append bodies, (body, key) or (body, key, headers), all or none."""
+        result: ops.Appended = await self._do(calls.append_many(self.name, entries))
+        return result
+
+    @both
+    async def append_table(self, table: Any) -> ops.Appended:
+        """Append the rows of an Arrow table: column `body`, if wanted `key` and `headers` (a map of text to text).
+        All or none."""
+        result: ops.Appended = await self._do(calls.append_table(self.name, table))
+        return result
+
+    @both
+    async def write_fragment(self, table: Any) -> ops.FragmentRef:
+        """Write a table of messages (column body, if wanted key and headers) beside the store, durably.
+
+        Its messages become part of the journal when the reference is adopted; no reader sees them before.
+        """
+        written: ops.FragmentRef = await self._aside(fragments.write_fragment, self._store.objects, table)
+        return written
+
+    @both
+    async def adopt(self, references: Sequence[ops.FragmentRef]) -> ops.Appended:
+        """Make the messages of written fragments part of the journal, in this order, all or none.
+
+        They take offsets (`committed` in the answer) but no positions (its `count` is 0).
+        """
+        result: ops.Appended = await self._do(calls.adopt(self.name, references))
+        return result
+
+    @both
+    async def wait(self, offset: int, *, timeout: Duration | None = None) -> None:
+        """Return once the journal holds a committed message at `offset`; `Unavailable` after the timeout."""
         timeout_ms = None if timeout is None else milliseconds(timeout)
         if not await self._answered(self._store.wait(self.name, offset, timeout_ms)):
             raise Unavailable(f"offset {offset} of {self.name!r} was not written within {timeout}")
 
-    async def _registers(self) -> dict[str, str]:
+    @both
+    async def info(self) -> JournalInfo:
+        """Settings, extent, registers."""
+        return await self._info()
+
+    async def _info(self) -> JournalInfo:
+        found: JournalInfo = await self._aside(self._store.reader.info, self.name)
+        return found
+
+    @both
+    async def next_offset(self) -> int:
+        """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
+        found: int = await self._aside(self._store.reader.next_offset, self.name)
+        return found
+
+    @both
+    async def offset_at(self, time: datetime) -> int:
+        """The first committed offset published at or after a time."""
+        found: int = await self._aside(self._store.reader.offset_at, self.name, since_1970_ms(time))
+        return found
+
+    @both
+    async def trim(self, before: int) -> None:
+        """Forget the committed messages below an offset."""
+        await self._do(calls.trim(self.name, before))
+
+    @both
+    async def registers(self) -> dict[str, str]:
+        """The journal's registers; none for a journal that does not exist yet."""
         try:
-            info: JournalInfo = await self._aside(self._store.reader.info, self.name)
+            return (await self._info()).registers
         except NotFound:
             return {}
-        return info.registers
 
-    async def _set_registers(self, values: Mapping[str, str | None], expect: Mapping[str, str | None] | None) -> None:
+    @both
+    async def set_registers(
+        self, values: Mapping[str, str | None], *, expect: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Set registers (None removes one), if those named in `expect` are as expected; else `Conflict`."""
         operations = [calls.set_registers(self.name, values)]
         if expect is not None:
             operations.insert(0, calls.check_registers(self.name, expect))
@@ -171,54 +262,6 @@ class Journal(_JournalBase, Plain):
     """
 
     _store: JournalStore
-
-    def create(self, *, exist_ok: bool = False, **settings: Unpack[JournalSettings]) -> None:
-        """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`.
-
-        Its settings are those of :class:`detent.JournalSettings`.
-        """
-        self._commit(calls.create(self.name, exist_ok, settings))
-
-    def configure(self, **settings: Unpack[JournalSettings]) -> None:
-        """Change settings; what is not named stays. A retention of "0s", or of 0 bytes, means: no limit."""
-        self._commit(calls.configure(self.name, settings))
-
-    def delete(self) -> None:
-        """Delete the journal and all its messages."""
-        self._commit(ops.DeleteJournal(self.name))
-
-    def append(
-        self, body: bytes, *, key: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> ops.Appended:
-        """Append one message. When this returns, the message is committed and survives a power cut."""
-        result: ops.Appended = self._commit(calls.append(self.name, body, key, headers))
-        return result
-
-    def append_many(self, entries: Iterable[Entry]) -> ops.Appended:
-        """Append bodies, (body, key) or (body, key, headers), all or none."""
-        result: ops.Appended = self._commit(calls.append_many(self.name, entries))
-        return result
-
-    def append_table(self, table: Any) -> ops.Appended:
-        """Append the rows of an Arrow table: column `body`, if wanted `key` and `headers` (a map of text to text).
-        All or none."""
-        result: ops.Appended = self._commit(calls.append_table(self.name, table))
-        return result
-
-    def write_fragment(self, table: Any) -> ops.FragmentRef:
-        """Write a table of messages (column body, if wanted key and headers) beside the store, durably.
-
-        Its messages become part of the journal when the reference is adopted; until then nobody sees them.
-        """
-        return fragments.write_fragment(self._store.objects, table)
-
-    def adopt(self, references: Sequence[ops.FragmentRef]) -> ops.Appended:
-        """Make the messages of written fragments part of the journal, in this order, all or none.
-
-        They take offsets (`committed` in the answer) but no positions (its `count` is 0).
-        """
-        result: ops.Appended = self._commit(calls.adopt(self.name, references))
-        return result
 
     def read(
         self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "committed"
@@ -248,88 +291,11 @@ class Journal(_JournalBase, Plain):
         for at, end in drive_each(self._growth(start, timeout)):
             yield from self.read(at, end)
 
-    def wait(self, offset: int, *, timeout: Duration | None = None) -> None:
-        """Return once the journal holds a committed message at `offset`; `Unavailable` after the timeout."""
-        drive(self._wait(offset, timeout))
-
-    def info(self) -> JournalInfo:
-        """Settings, extent, registers."""
-        return self._store.reader.info(self.name)
-
-    def next_offset(self) -> int:
-        """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
-        return self._store.reader.next_offset(self.name)
-
-    def offset_at(self, time: datetime) -> int:
-        """The first committed offset published at or after a time."""
-        return self._store.reader.offset_at(self.name, since_1970_ms(time))
-
-    def trim(self, before: int) -> None:
-        """Forget the committed messages below an offset."""
-        self._commit(calls.trim(self.name, before))
-
-    def registers(self) -> dict[str, str]:
-        """The journal's registers; none for a journal that does not exist yet."""
-        return drive(self._registers())
-
-    def set_registers(
-        self, values: Mapping[str, str | None], *, expect: Mapping[str, str | None] | None = None
-    ) -> None:
-        """Set registers (None removes one), if those named in `expect` are as expected; else `Conflict`."""
-        drive(self._set_registers(values, expect))
-
-    def _commit(self, operation: Operation) -> Any:
-        return self._store.commit([operation])[-1]
-
 
 class AsyncJournal(_JournalBase, Awaited):
     """`Journal` for asyncio: the same calls, awaited."""
 
     _store: AsyncJournalStore
-
-    async def create(self, *, exist_ok: bool = False, **settings: Unpack[JournalSettings]) -> None:
-        """Create the journal with its settings; `Exists` if it is there, unless `exist_ok`.
-
-        Its settings are those of :class:`detent.JournalSettings`.
-        """
-        await self._commit(calls.create(self.name, exist_ok, settings))
-
-    async def configure(self, **settings: Unpack[JournalSettings]) -> None:
-        """Change settings; what is not named stays. A retention of "0s", or of 0 bytes, means: no limit."""
-        await self._commit(calls.configure(self.name, settings))
-
-    async def delete(self) -> None:
-        """Delete the journal and all its messages."""
-        await self._commit(ops.DeleteJournal(self.name))
-
-    async def append(
-        self, body: bytes, *, key: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> ops.Appended:
-        """Append one message. When this returns, the message is committed and survives a power cut."""
-        result: ops.Appended = await self._commit(calls.append(self.name, body, key, headers))
-        return result
-
-    async def append_many(self, entries: Iterable[Entry]) -> ops.Appended:
-        """Append bodies, (body, key) or (body, key, headers), all or none."""
-        result: ops.Appended = await self._commit(calls.append_many(self.name, entries))
-        return result
-
-    async def append_table(self, table: Any) -> ops.Appended:
-        """Append the rows of an Arrow table, all or none."""
-        result: ops.Appended = await self._commit(calls.append_table(self.name, table))
-        return result
-
-    async def write_fragment(self, table: Any) -> ops.FragmentRef:
-        """Write a table of messages beside the store, durably; adopt the reference to make them part of a journal."""
-        return await asyncio.to_thread(fragments.write_fragment, self._store.objects, table)
-
-    async def adopt(self, references: Sequence[ops.FragmentRef]) -> ops.Appended:
-        """Make the messages of written fragments part of the journal, in this order, all or none.
-
-        They take offsets (`committed` in the answer) but no positions (its `count` is 0).
-        """
-        result: ops.Appended = await self._commit(calls.adopt(self.name, references))
-        return result
 
     async def read(
         self, start: int | None = None, end: int | None = None, *, isolation: Isolation = "committed"
@@ -357,36 +323,3 @@ class AsyncJournal(_JournalBase, Awaited):
         async for at, end in self._growth(start, timeout):
             async for message in self.read(at, end):
                 yield message
-
-    async def wait(self, offset: int, *, timeout: Duration | None = None) -> None:
-        """Return once the journal holds a committed message at `offset`; `Unavailable` after the timeout."""
-        await self._wait(offset, timeout)
-
-    async def info(self) -> JournalInfo:
-        """Settings, extent, registers."""
-        return await asyncio.to_thread(self._store.reader.info, self.name)
-
-    async def next_offset(self) -> int:
-        """The offset that the next committed message will get; 0 for a journal that does not exist yet."""
-        return await asyncio.to_thread(self._store.reader.next_offset, self.name)
-
-    async def offset_at(self, time: datetime) -> int:
-        """The first committed offset published at or after a time."""
-        return await asyncio.to_thread(self._store.reader.offset_at, self.name, since_1970_ms(time))
-
-    async def trim(self, before: int) -> None:
-        """Forget the committed messages below an offset."""
-        await self._commit(calls.trim(self.name, before))
-
-    async def registers(self) -> dict[str, str]:
-        """The journal's registers; none for a journal that does not exist yet."""
-        return await self._registers()
-
-    async def set_registers(
-        self, values: Mapping[str, str | None], *, expect: Mapping[str, str | None] | None = None
-    ) -> None:
-        """Set registers (None removes one), if those named in `expect` are as expected; else `Conflict`."""
-        await self._set_registers(values, expect)
-
-    async def _commit(self, operation: Operation) -> Any:
-        return (await self._store.commit([operation]))[-1]

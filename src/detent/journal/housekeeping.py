@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from detent.codec import block
 from detent.codec import journal as records
-from detent.codec.journal import Fragment, Producer, Run
+from detent.codec.journal import Fragment, IndexRun, ProducerRecord
 from detent.codec.keys import u32
-from detent.engine import Context, Done, Operation, Result
+from detent.engine import ApplyContext, Done, Operation, Result
 from detent.errors import Corrupt
 from detent.journal import operations as ops
 from detent.journal.memory import JournalMemory
@@ -45,7 +45,7 @@ class JournalHousekeeper:
         self._next_prune: dict[int, int] = {}
         self._prune_from: dict[int, bytes] = {}
         self._told: set[tuple[int, int]] = set()
-        self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
+        self.handlers: dict[type[Operation], Callable[[Any, ApplyContext], Result]] = {
             ops.Retain: self._retain,
             ops.AbortSpan: self._abort,
             ops.PruneProducers: self._prune,
@@ -101,7 +101,7 @@ class JournalHousekeeper:
 
     # -- retention ----------------------------------------------------------------------------------------------
 
-    def _retain(self, op: ops.Retain, context: Context) -> Result:
+    def _retain(self, op: ops.Retain, context: ApplyContext) -> Result:
         state = self._memory.state(self._memory.by_id[op.journal])
         before, dropped = self._too_much(state, context.now_ms)
         if before > state.first_offset or state.reclaim_due:
@@ -155,7 +155,7 @@ class JournalHousekeeper:
             if looked_at > STEP_RECORDS:
                 return
 
-    def trim(self, state: JournalState, before: int, context: Context, dropped: int = 0) -> None:
+    def trim(self, state: JournalState, before: int, context: ApplyContext, dropped: int = 0) -> None:
         """Forget the committed messages below `before`, and remove what nothing refers to any more, in one step.
 
         `dropped` are the bytes that these messages have in blocks, as far as they were counted.
@@ -168,7 +168,7 @@ class JournalHousekeeper:
             state.reclaim_to = max(state.reclaim_to, self._reclaimable(state, view))
             state.reclaim_due = self._drop_blocks(state, view, context)
 
-    def _drop_index(self, state: JournalState, view: View, context: Context) -> None:
+    def _drop_index(self, state: JournalState, view: View, context: ApplyContext) -> None:
         """Remove the index records below the front, and cut the one that reaches across it."""
         start, _ = records.part_range(state.id, records.INDEX)
         end = records.index_key(state.id, state.first_offset)
@@ -199,8 +199,8 @@ class JournalHousekeeper:
             if kept:
                 return
 
-    def _drop_fragment(self, state: JournalState, run: Run, view: View, context: Context) -> None:
-        """With the last of its rows a fragment belongs to nobody; the sweeper then takes its object and its record."""
+    def _drop_fragment(self, state: JournalState, run: IndexRun, view: View, context: ApplyContext) -> None:
+        """With the last of its rows a fragment belongs to no journal; the sweeper then takes object and record."""
         key = records.FRAGMENT.key(run.fragment)
         record = self._memory.fragment(run.fragment, view)
         if record is not None and record.journal:
@@ -231,7 +231,7 @@ class JournalHousekeeper:
         return low
 
     @staticmethod
-    def _drop_blocks(state: JournalState, view: View, context: Context) -> bool:
+    def _drop_blocks(state: JournalState, view: View, context: ApplyContext) -> bool:
         """Remove blocks from the front. True when there may be more of them."""
         start, end = records.part_range(state.id, records.BLOCK)
         for key, value in view.scan(start, end, limit=STEP_RECORDS):
@@ -249,7 +249,7 @@ class JournalHousekeeper:
 
     # -- transactions past their deadline, idle producers ------------------------------------------------------
 
-    def _abort(self, op: ops.AbortSpan, context: Context) -> Result:
+    def _abort(self, op: ops.AbortSpan, context: ApplyContext) -> Result:
         """Roll the span back for good. Its producer is refused from now on: an ACK that covers only the messages sent
         after this would commit a torn transaction."""
         memory = self._memory
@@ -269,7 +269,7 @@ class JournalHousekeeper:
         state.put(memory.open_spans, (op.journal, op.producer), None, context.undo)
         state.put(state.writes, open_span_key(op.journal, op.producer), None, context.undo)
         # What it had acknowledged before stays known: a shard may send such an acknowledgement again.
-        aborted = Producer(known.last_ack, known.max_clock, NO_SPAN, 0, context.now_ms, True)
+        aborted = ProducerRecord(known.last_ack, known.max_clock, NO_SPAN, 0, context.now_ms, True)
         state.set_producer(op.producer, aborted, context.undo)
         state.pending_bytes = max(0, state.pending_bytes - known.pending_bytes)
         state.aborted_spans += 1
@@ -292,7 +292,7 @@ class JournalHousekeeper:
             self._memory.by_id[journal], producer, holder,
         )  # fmt: skip
 
-    def _prune(self, op: ops.PruneProducers, context: Context) -> Result:
+    def _prune(self, op: ops.PruneProducers, context: ApplyContext) -> Result:
         """Forget producers that are idle by the journal's own clock. The floor keeps their duplicates out."""
         memory = self._memory
         state = memory.state(memory.by_id[op.journal])
@@ -307,7 +307,7 @@ class JournalHousekeeper:
             for key, value in view.scan(resume, end, limit=STEP_RECORDS):
                 looked_at += 1
                 producer = int.from_bytes(key[-6:], "big")
-                known = state.producers.get(producer) or Producer.decode(value)
+                known = state.producers.get(producer) or ProducerRecord.decode(value)
                 if known.begin == NO_SPAN and known.max_clock < limits[known.aborted]:
                     dropped.append((producer, key, known))
                     floor = max(floor, known.max_clock)
@@ -327,7 +327,7 @@ class JournalHousekeeper:
 
     # -- deleted journals ---------------------------------------------------------------------------------------
 
-    def _reap(self, op: ops.Reap, context: Context) -> Result:
+    def _reap(self, op: ops.Reap, context: ApplyContext) -> Result:
         memory = self._memory
         start = records.PART.key(u32(op.journal))
         end = records.PART.key(u32(op.journal + 1))
@@ -347,7 +347,7 @@ class JournalHousekeeper:
         return Done()
 
 
-def runs_from(view: View, journal: int, offset: int) -> Iterator[tuple[int, Run]]:
+def runs_from(view: View, journal: int, offset: int) -> Iterator[tuple[int, IndexRun]]:
     """The runs of the durable index from an offset on, the first one cut to begin there: (offset, run)."""
     start, end = records.part_range(journal, records.INDEX)
     first = next(iter(view.scan(start, records.index_key(journal, offset + 1), reverse=True, limit=1)), None)
@@ -358,7 +358,7 @@ def runs_from(view: View, journal: int, offset: int) -> Iterator[tuple[int, Run]
         for run in records.decode_index(value).runs:
             skip = max(0, offset - at)
             if skip < run.rows:
-                yield at + skip, Run(run.base + skip, run.rows - skip, run.fragment)
+                yield at + skip, IndexRun(run.base + skip, run.rows - skip, run.fragment)
             at += run.rows
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from detent.codec import journal as records
 from detent.codec.journal import Fragment, Listing, OpenSpan
 from detent.codec.keys import u32
-from detent.engine import Context, Done, Operation, Result
+from detent.engine import ApplyContext, Done, Operation, Result
 from detent.errors import Conflict, Corrupt, Exists, Fenced, Invalid, LimitExceeded
 from detent.journal import appending, fragments, housekeeping, spans
 from detent.journal import operations as ops
@@ -50,7 +50,7 @@ class JournalMachine(JournalMemory):
     def __init__(self, reader: Reader, *, random: Callable[[int], bytes] = os.urandom) -> None:
         super().__init__(reader, random=random)
         self.housekeeper = housekeeping.JournalHousekeeper(self)
-        self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
+        self.handlers: dict[type[Operation], Callable[[Any, ApplyContext], Result]] = {
             ops.CreateJournal: self.create,
             ops.ConfigureJournal: self._configure,
             ops.DeleteJournal: self._delete,
@@ -131,7 +131,7 @@ class JournalMachine(JournalMemory):
 
     # -- names and settings -------------------------------------------------------------------------------------
 
-    def _configure(self, op: ops.ConfigureJournal, context: Context) -> Result:
+    def _configure(self, op: ops.ConfigureJournal, context: ApplyContext) -> Result:
         state, old = self.state(op.journal), self.names[op.journal]
         changes = {key: value for key in JOURNAL.by_key if (value := getattr(op, key)) is not None}
         listing = old._replace(**changes)
@@ -145,7 +145,7 @@ class JournalMachine(JournalMemory):
         self.write(records.LISTING.key(op.journal.encode()), listing.encode(), context)
         return Done()
 
-    def _delete(self, op: ops.DeleteJournal, context: Context) -> Result:
+    def _delete(self, op: ops.DeleteJournal, context: ApplyContext) -> Result:
         state, listing = self.state(op.journal), self.names[op.journal]
         spans = {key: opened for key, opened in self.open_spans.items() if key[0] == listing.journal}
 
@@ -167,7 +167,7 @@ class JournalMachine(JournalMemory):
         self.write(records.DELETED.key(u32(listing.journal)), op.journal.encode(), context)
         return Done()
 
-    def _drop_strays(self, journal: int, context: Context) -> None:
+    def _drop_strays(self, journal: int, context: ApplyContext) -> None:
         """Records of a deleted journal that do not stand below its number, durable or only in this group."""
         with self._reader.view() as view:
             for key, _ in view.scan(*records.OPEN_SPAN.range(u32(journal))):
@@ -183,13 +183,13 @@ class JournalMachine(JournalMemory):
 
     # -- registers, checks, trimming ----------------------------------------------------------------------------
 
-    def _check_head(self, op: ops.CheckHead, _: Context) -> Result:
+    def _check_head(self, op: ops.CheckHead, _: ApplyContext) -> Result:
         found = self.state(op.journal).next_offset if op.journal in self.names else 0
         if found != op.next_offset:
             raise Conflict(f"the journal {op.journal!r} ends at offset {found}, not at {op.next_offset}")
         return Done()
 
-    def _check_registers(self, op: ops.CheckRegisters, _: Context) -> Result:
+    def _check_registers(self, op: ops.CheckRegisters, _: ApplyContext) -> Result:
         registers = self.state(op.journal).registers if op.journal in self.names else {}
         for name, expected in op.expected.items():
             ops.check_register(name, expected)
@@ -199,7 +199,7 @@ class JournalMachine(JournalMemory):
                 raise error.quoting("journal", op.journal, f"register {name!r} of {op.journal!r} is not {expected!r}")
         return Done()
 
-    def _update_registers(self, op: ops.UpdateRegisters, context: Context) -> Result:
+    def _update_registers(self, op: ops.UpdateRegisters, context: ApplyContext) -> Result:
         for name, value in op.values.items():
             ops.check_register(name, value)
         state = self.state_for_append(op.journal, context)
@@ -212,7 +212,7 @@ class JournalMachine(JournalMemory):
             raise LimitExceeded(f"a journal has at most {ops.REGISTERS_MAX} registers")
         return Done()
 
-    def _trim(self, op: ops.TrimJournal, context: Context) -> Result:
+    def _trim(self, op: ops.TrimJournal, context: ApplyContext) -> Result:
         state = self.state(op.journal)
         if op.before > state.next_offset:
             raise Invalid(f"offset {op.before} is past the end of {op.journal!r}, which is {state.next_offset}")
@@ -221,7 +221,7 @@ class JournalMachine(JournalMemory):
 
     # -- fragments ----------------------------------------------------------------------------------------------
 
-    def _adopt(self, op: ops.AdoptFragments, context: Context) -> Result:
+    def _adopt(self, op: ops.AdoptFragments, context: ApplyContext) -> Result:
         fragments.check_refs(op.fragments)
         state = self.state_for_append(op.journal, context)
         state.touch(context.undo)
@@ -244,7 +244,7 @@ class JournalMachine(JournalMemory):
                 state.fragment_bytes += ref.size
         return ops.Appended(state.next_position, 0, first, state.next_offset - first)
 
-    def _raise_horizon(self, op: ops.RaiseHorizon, context: Context) -> Result:
+    def _raise_horizon(self, op: ops.RaiseHorizon, context: ApplyContext) -> Result:
         if op.horizon_ms > context.now_ms:
             raise Invalid("the adoption horizon cannot lie in the future")
         old = self.horizon_ms
@@ -255,7 +255,7 @@ class JournalMachine(JournalMemory):
             self._drop_tombstones(context)
         return Done()
 
-    def _drop_tombstones(self, context: Context) -> None:
+    def _drop_tombstones(self, context: ApplyContext) -> None:
         """Below the horizon nothing can be adopted, so there is no need to remember what once was. In bounded steps."""
         start, _ = records.FRAGMENT.range()
         end = records.FRAGMENT.key(fragments.new_fragment_id(self.horizon_ms, b""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Optional
 
 import msgspec
@@ -101,7 +102,7 @@ class Append(_JournalOperation, frozen=True, tag=True, array_like=True):
         extra = [0] * len(self.bodies) if self.keys is None else [len(key or b"") for key in self.keys]
         for index, headers in enumerate(self.headers or ()):
             if headers and index < len(extra):
-                extra[index] += sum(text_bytes(name) + text_bytes(value) for name, value in headers.items())
+                extra[index] += headers_bytes(headers)
         return extra
 
 
@@ -306,13 +307,18 @@ def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
+def headers_bytes(headers: Mapping[str, str]) -> int:
+    """How many bytes the names and values have in UTF-8. `TypeError` for what is no text."""
+    return text_bytes("".join([*headers, *headers.values()]))
+
+
 def check_headers(headers: dict[str, str]) -> None:
     """Refuse headers that are too many, too long, or no text."""
     if len(headers) > HEADERS_MAX:
         raise LimitExceeded(f"a message has at most {HEADERS_MAX} headers, not {len(headers)}")
     try:
-        size = sum(text_bytes(name) + text_bytes(value) for name, value in headers.items())
-    except (AttributeError, UnicodeEncodeError) as error:
+        size = headers_bytes(headers)
+    except (TypeError, UnicodeEncodeError) as error:
         raise Invalid(f"header names and values are text: {error}") from error
     if size > HEADER_BYTES_MAX:
         raise LimitExceeded(f"headers of {size} bytes are over the limit of {HEADER_BYTES_MAX}")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from detent.codec import journal as records
-from detent.codec.journal import Head, Listing, Producer
+from detent.codec.journal import JournalHead, Listing, ProducerRecord
 from detent.codec.keys import u64
 from detent.engine import Operation
 from detent.errors import ProducerTaken
@@ -113,8 +113,8 @@ class Producers:
             stored = view.get(records.part(journal, records.PRODUCER, producer))
             head = view.get(records.part(journal, records.HEAD)) if stored is None else None
         if stored is None:  # below the floor it was written, and its producer was forgotten since
-            return head is not None and op.clocks[0] <= Head.decode(head).clock_floor
-        known = Producer.decode(stored)
+            return head is not None and op.clocks[0] <= JournalHead.decode(head).clock_floor
+        known = ProducerRecord.decode(stored)
         if known.begin == NO_SPAN:
             return known.aborted or op.clocks[0] <= known.last_ack
         return known.opened_ms < self._engine.proved_since_ms

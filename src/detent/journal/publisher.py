@@ -161,7 +161,7 @@ class Publisher:
             return self._append(journal, entries, OUTSIDE_TXN)
 
     def publish_uncommitted(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
-        """Publish messages that nobody reads until they are acknowledged."""
+        """Publish messages that no reader sees until they are acknowledged."""
         return self.publish_uncommitted_many({journal: entries})[journal]
 
     def publish_uncommitted_many(self, entries: Mapping[str, Iterable[Entry]]) -> dict[str, ops.Appended]:
@@ -253,7 +253,7 @@ class Publisher:
         return dict(zip(operations, results, strict=True))
 
     def settle(self) -> None:
-        """Send again what nobody answered for. What had arrived is recognised and not committed twice."""
+        """Send again what was not answered for. What had arrived is recognised and not committed twice."""
         with self._lock:
             if self._unsettled:
                 self._send(dict(self._unsettled))
@@ -374,7 +374,7 @@ class AsyncPublisher:
         return await asyncio.to_thread(self._publisher.publish, journal, entries)
 
     async def publish_uncommitted(self, journal: str, entries: Iterable[Entry]) -> ops.Appended:
-        """Publish messages that nobody reads until they are acknowledged."""
+        """Publish messages that no reader sees until they are acknowledged."""
         return await asyncio.to_thread(self._publisher.publish_uncommitted, journal, entries)
 
     async def publish_uncommitted_many(self, entries: Mapping[str, Iterable[Entry]]) -> dict[str, ops.Appended]:
@@ -394,5 +394,5 @@ class AsyncPublisher:
         await asyncio.to_thread(self._publisher.roll_back)
 
     async def settle(self) -> None:
-        """Send again what nobody answered for."""
+        """Send again what was not answered for."""
         await asyncio.to_thread(self._publisher.settle)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from detent.codec import block
 from detent.codec import journal as records
-from detent.codec.journal import Fragment, Head, Listing, Run
+from detent.codec.journal import Fragment, IndexRun, JournalHead, Listing
 from detent.codec.keys import u32
 from detent.errors import Corrupt, Invalid, NotFound
 from detent.journal import fragments
@@ -46,7 +46,7 @@ class JournalInfo(ConfiguredJournal, frozen=True, kw_only=True):
     updated_ms: int
     registers: dict[str, str]
     clock_floor: int = 0
-    """The highest clock of the producers that the journal has forgotten: see :mod:`detent.message.forgetting`."""
+    """The highest clock of the producers that the journal has forgotten: see :mod:`detent.message.sequence`."""
     open_from: int = 0
     """No transaction is open that begins before this position."""
 
@@ -217,11 +217,11 @@ class JournalReader:
         return Listing.decode(stored)
 
     @staticmethod
-    def _head(view: View, journal: int) -> Head:
+    def _head(view: View, journal: int) -> JournalHead:
         stored = view.get(records.part(journal, records.HEAD))
         if stored is None:
             raise Corrupt(f"journal number {journal} has no head record")
-        return Head.decode(stored)
+        return JournalHead.decode(stored)
 
     # -- committed ----------------------------------------------------------------------------------------------
 
@@ -257,25 +257,25 @@ class JournalReader:
         return found, self._go_on(name, found[0], pieces, plan, planned, end)
 
     def _go_on(
-        self, name: str, journal: int, pieces: list[tuple[int, Any]], plan: deque[Run], planned: int, end: int
+        self, name: str, journal: int, pieces: list[tuple[int, Any]], plan: deque[IndexRun], planned: int, end: int
     ) -> Iterator[tuple[int, Any]]:
         """What was read, then the rest of the plan, then what is behind it."""
         yield from _merge(pieces)
         yield from self._follow(journal, planned, plan)
         yield from self.committed(name, planned, end, journal=journal)
 
-    def _plan(self, view: View, journal: int, start: int, end: int) -> deque[Run]:
+    def _plan(self, view: View, journal: int, start: int, end: int) -> deque[IndexRun]:
         """The next runs of the index. They stay true after the view has ended: what is committed does not change."""
         self._require_range(view, journal, start, end)
         return self._runs(view, journal, start, end)
 
-    def _runs(self, view: View, journal: int, start: int, end: int) -> deque[Run]:
-        plan: deque[Run] = deque()
+    def _runs(self, view: View, journal: int, start: int, end: int) -> deque[IndexRun]:
+        plan: deque[IndexRun] = deque()
         at = start
         for offset, run in runs_from(view, journal, start):
             if offset != at:
                 raise Corrupt(f"the committed index has a hole at offset {at}")
-            plan.append(Run(run.base, min(run.rows, end - at), run.fragment))
+            plan.append(IndexRun(run.base, min(run.rows, end - at), run.fragment))
             at += plan[-1].rows
             if at >= end or len(plan) >= PLAN_RUNS:
                 return plan
@@ -288,7 +288,7 @@ class JournalReader:
         if end > head.next_offset:
             raise NotFound(f"offset {end - 1} does not exist yet: the next one is {head.next_offset}")
 
-    def _follow(self, journal: int, end: int, plan: deque[Run]) -> Iterator[tuple[int, Any]]:
+    def _follow(self, journal: int, end: int, plan: deque[IndexRun]) -> Iterator[tuple[int, Any]]:
         """Read what a plan names, up to offset `end`, in short views."""
         at = end - sum(run.rows for run in plan)
         while plan:
@@ -305,7 +305,7 @@ class JournalReader:
             at = pieces[-1][0] + pieces[-1][1].num_rows
             yield from _merge(pieces)
 
-    def _read_blocks(self, view: View, journal: int, plan: deque[Run], at: int) -> list[tuple[int, Any]]:
+    def _read_blocks(self, view: View, journal: int, plan: deque[IndexRun], at: int) -> list[tuple[int, Any]]:
         """Take from the front of the plan as much as one view should read."""
         pieces: list[tuple[int, Any]] = []
         blocks, limit = _Blocks(view, journal), self._reader.view_bytes
@@ -318,10 +318,10 @@ class JournalReader:
                 at, base, left = at + count, base + count, left - count
             plan.popleft()
             if left:
-                plan.appendleft(Run(base, left))
+                plan.appendleft(IndexRun(base, left))
         return pieces
 
-    def _read_fragment(self, offset: int, run: Run) -> Iterator[tuple[int, Any]]:
+    def _read_fragment(self, offset: int, run: IndexRun) -> Iterator[tuple[int, Any]]:
         with self._reader.view() as view:
             stored = view.get(records.FRAGMENT.key(run.fragment))
         record = None if stored is None else Fragment.decode(stored)

@@ -14,7 +14,7 @@ from typing import Any
 from detent.codec import journal as records
 from detent.codec.journal import OpenSpan
 from detent.codec.keys import u32
-from detent.engine import Context, Done, Result
+from detent.engine import ApplyContext, Done, Result
 from detent.errors import Fenced, Invalid, NotFound, RollBackHeld
 from detent.journal import operations as ops
 from detent.journal.memory import JournalMemory
@@ -39,7 +39,7 @@ def holder_of(memory: JournalMemory, span: OpenSpan) -> str | None:
     return memory.by_id.get(span.holder) if span.holder else None
 
 
-def hold(memory: JournalMemory, op: ops.HoldSpan, context: Context) -> Result:
+def hold(memory: JournalMemory, op: ops.HoldSpan, context: ApplyContext) -> Result:
     """Hold what is pending, in the transaction that makes the checkpoint durable. `Fenced` if it is not pending: the
     checkpoint would promise what is lost."""
     holder = memory.names.get(op.holder)

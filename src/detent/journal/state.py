@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from detent.codec import journal as records
-from detent.codec.journal import Head, Listing, Producer, Run, Segment
+from detent.codec.journal import IndexRun, IndexSegment, JournalHead, Listing, ProducerRecord
 from detent.codec.keys import u32
 from detent.journal.chunks import ArrowChunk, Chunk, RowsChunk, encode_chunk
 from detent.kv import Batch, View
@@ -16,7 +16,7 @@ from detent.message import NO_SPAN
 PRODUCERS_LOADED_MAX: Final = 100_000
 """States of producers kept in memory for one journal; the rest is read when needed."""
 
-_EMPTY_HEAD: Final = Head(*(0,) * len(Head._fields))
+_EMPTY_HEAD: Final = JournalHead(*(0,) * len(JournalHead._fields))
 _MISSING: Final = object()
 
 
@@ -24,7 +24,7 @@ class Span(NamedTuple):
     """A producer's pending messages, and the keys of the records that hold them."""
 
     keys: list[bytes]
-    segments: list[Segment]
+    segments: list[IndexSegment]
 
 
 class JournalState:
@@ -39,16 +39,16 @@ class JournalState:
         self._index_prefix = prefix + records.INDEX
         self._block_prefix = prefix + records.BLOCK
         self._producer_prefix = prefix + records.PRODUCER
-        self.producers: dict[int, Producer] = {}
+        self.producers: dict[int, ProducerRecord] = {}
         self.spans: dict[int, Span] = {}
         self.open: dict[int, int] = {}  # producer -> where its open span begins
         self.registers: dict[str, str] = {}
         self.tail_offset = 0
-        self.tail: list[Run] = []
+        self.tail: list[IndexRun] = []
         head = _EMPTY_HEAD
         if view is not None:
             stored = view.get(self._head_key)
-            head = _EMPTY_HEAD if stored is None else Head.decode(stored)
+            head = _EMPTY_HEAD if stored is None else JournalHead.decode(stored)
             self._load_small(view)
         (
             self.first_position,
@@ -70,7 +70,7 @@ class JournalState:
         self.reclaim_due = self.first_offset > 0  # whether there may be blocks that nothing refers to
         # What the group in progress adds.
         self.chunks: list[Chunk] = []
-        self.full_records: list[tuple[int, list[Run], int]] = []
+        self.full_records: list[tuple[int, list[IndexRun], int]] = []
         self.writes: dict[bytes, bytes | None] = {}
         self.dirty_producers: set[int] = set()
         self.touched = False
@@ -92,13 +92,13 @@ class JournalState:
 
     # -- producers and spans ------------------------------------------------------------------------------------
 
-    def producer(self, producer: int, view: View) -> Producer | None:
+    def producer(self, producer: int, view: View) -> ProducerRecord | None:
         """What is known of a producer, read from the store when it is not in memory."""
         known = self.producers.get(producer)
         if known is None:
             stored = view.get(self._producer_prefix + producer.to_bytes(6, "big"))
             if stored is not None:
-                known = self.producers[producer] = Producer.decode(stored)
+                known = self.producers[producer] = ProducerRecord.decode(stored)
         return known
 
     def rolled_back_key(self, producer: int) -> bytes:
@@ -116,7 +116,7 @@ class JournalState:
         """Note once what the group's plain appends mean for the owner's own producer."""
         if self.own_clock:
             clock, self.own_clock = self.own_clock, 0
-            self.producers[self.own_producer] = Producer(clock, clock, NO_SPAN, 0, now_ms, False)
+            self.producers[self.own_producer] = ProducerRecord(clock, clock, NO_SPAN, 0, now_ms, False)
             self.dirty_producers.add(self.own_producer)
             self.newest_clock = max(self.newest_clock, clock)
 
@@ -139,7 +139,7 @@ class JournalState:
         if tail and not fragment:
             last = tail[-1]
             if not last.fragment and last.base + last.rows == base:
-                tail[-1] = Run(last.base, last.rows + count)
+                tail[-1] = IndexRun(last.base, last.rows + count)
                 self.next_offset += count
                 return
         if not tail:
@@ -148,7 +148,7 @@ class JournalState:
             self.full_records.append((self.tail_offset, tail, self.watermark))
             self.tail = tail = []
             self.tail_offset = self.next_offset
-        tail.append(Run(base, count, fragment))
+        tail.append(IndexRun(base, count, fragment))
         self.next_offset += count
 
     @property
@@ -185,8 +185,8 @@ class JournalState:
         undo.append(partial(self._restore, saved))
         self.touched = True
 
-    def _scalars(self) -> Head:
-        return Head(
+    def _scalars(self) -> JournalHead:
+        return JournalHead(
             self.first_position, self.next_position, self.first_offset, self.next_offset, self.blocks, self.block_bytes,
             self.fragments, self.fragment_bytes, self.dropped_bytes, self.pending_bytes, self.reclaim_to,
             self.clock_floor, self.newest_clock, self.aborted_spans, self.updated_ms,
@@ -197,7 +197,7 @@ class JournalState:
             scalars, self.tail_offset, tail, self.index_dirty, self.touched,
             full, chunks, rows, self.own_producer, self.own_clock, self.reclaim_due,
         ) = saved  # fmt: skip
-        for field, value in zip(Head._fields, scalars, strict=True):
+        for field, value in zip(JournalHead._fields, scalars, strict=True):
             setattr(self, field, value)
         self.tail = list(tail)
         del self.full_records[full:]
@@ -212,7 +212,7 @@ class JournalState:
         else:
             set_undoably(mapping, key, value, undo)
 
-    def set_producer(self, producer: int, state: Producer, undo: list[Callable[[], None]]) -> None:
+    def set_producer(self, producer: int, state: ProducerRecord, undo: list[Callable[[], None]]) -> None:
         """Change what is known of a producer."""
         self.put(self.producers, producer, state, undo)
         self.dirty_producers.add(producer)

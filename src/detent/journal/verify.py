@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from detent.codec import journal as records
-from detent.codec.journal import FRAGMENT_ID_BYTES, Fragment, Head, Listing
+from detent.codec.journal import FRAGMENT_ID_BYTES, Fragment, JournalHead, Listing
 from detent.codec.keys import u32
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, Invalid, NotFound
@@ -84,7 +84,7 @@ class JournalSurvey:
     def _expected_bytes(self, journal: int) -> int:
         stored = self._view.get(records.part(journal, records.HEAD))
         try:
-            head = None if stored is None else Head.decode(stored)
+            head = None if stored is None else JournalHead.decode(stored)
         except Corrupt:
             return 0  # found where the journal is checked
         if head is None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from detent.codec import block
 from detent.codec import journal as records
-from detent.codec.journal import Fragment, Head, IndexRecord, Listing, Producer, Run, Segment
+from detent.codec.journal import Fragment, IndexRecord, IndexRun, IndexSegment, JournalHead, Listing, ProducerRecord
 from detent.codec.keys import u32
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, Invalid
@@ -77,9 +77,9 @@ class JournalCheck:
         self._name = name
         self._id = listing.journal
         self._tally = tally
-        self._head = Head(*(0,) * len(Head._fields))
+        self._head = JournalHead(*(0,) * len(JournalHead._fields))
         self._open: dict[int, int] = {}
-        self._spans: dict[int, list[Segment]] = {}
+        self._spans: dict[int, list[IndexSegment]] = {}
         self._fragments = 0
         self._fragment_bytes = 0
         self._last_watermark = 0
@@ -94,7 +94,7 @@ class JournalCheck:
             yield Finding(record_at(key, self._name), "the journal has no head record")
             return
         try:
-            self._head = Head.decode(stored)
+            self._head = JournalHead.decode(stored)
         except Corrupt as error:
             yield Finding(record_at(key, self._name), str(error))
             return
@@ -224,7 +224,7 @@ class JournalCheck:
         self._last_watermark = max(below, record.watermark)
         named.forget_below(self._last_watermark)
 
-    def _check_fragment_run(self, key: bytes, offset: int, run: Run) -> Iterator[Finding]:
+    def _check_fragment_run(self, key: bytes, offset: int, run: IndexRun) -> Iterator[Finding]:
         name = f"fragment {run.fragment.hex()}"
         stored = self._view.get(records.FRAGMENT.key(run.fragment))
         if stored is None:
@@ -347,7 +347,7 @@ class JournalCheck:
         for key, suffix, value in self._scan(records.PRODUCER):
             producer = int.from_bytes(suffix, "big")
             try:
-                stored = Producer.decode(value)
+                stored = ProducerRecord.decode(value)
             except Corrupt as error:
                 yield self._at(key, str(error))
                 continue
@@ -379,7 +379,7 @@ class JournalCheck:
             if self._view.get(records.part(self._id, records.PRODUCER, suffix)) is not None:
                 yield self._at(key, f"{producer} is rolled back for good, and remembered as if it were not")
 
-    def _producer_problems(self, producer: int, stored: Producer) -> Iterator[str]:
+    def _producer_problems(self, producer: int, stored: ProducerRecord) -> Iterator[str]:
         if stored.last_ack > stored.max_clock or stored.max_clock > self._head.newest_clock:
             clocks = f"{stored.last_ack}, {stored.max_clock} and {self._head.newest_clock}"
             yield f"acknowledged clock, highest clock and the journal's newest are not in order: {clocks}"
@@ -392,7 +392,7 @@ class JournalCheck:
             if problem is not None:
                 yield problem
 
-    def _open_problems(self, producer: int, stored: Producer) -> Iterator[str]:
+    def _open_problems(self, producer: int, stored: ProducerRecord) -> Iterator[str]:
         """The open transaction of a producer is in the registry, and its span records fit."""
         if stored.aborted:
             yield "it is rolled back for good, and open"
@@ -416,7 +416,7 @@ class JournalCheck:
             )
 
 
-def _end(segment: Segment) -> int:
+def _end(segment: IndexSegment) -> int:
     return segment.position + segment.rows
 
 

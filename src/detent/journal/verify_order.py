@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from detent.codec.journal import Head, Producer, Segment
+from detent.codec.journal import IndexSegment, JournalHead, ProducerRecord
 from detent.journal.housekeeping import runs_from
 from detent.kv import View
 from detent.message import CONTINUE_TXN, NO_SPAN, Outcome, ProducerState, SequencedBlock, sequence_block
@@ -114,7 +114,7 @@ class _Expected:
 class CommitOrder:
     """Sequences a journal's blocks again, and compares what comes out with what is stored."""
 
-    def __init__(self, view: View, journal: int, head: Head) -> None:
+    def __init__(self, view: View, journal: int, head: JournalHead) -> None:
         self._head = head
         self._index = _IndexStream(view, journal, head.first_offset)
         self._started = head.first_offset == 0
@@ -259,7 +259,7 @@ class CommitOrder:
 
     # -- comparing with what is stored of producers -------------------------------------------------------------
 
-    def check_producer(self, producer: int, stored: Producer) -> str | None:
+    def check_producer(self, producer: int, stored: ProducerRecord) -> str | None:
         """Compare a stored producer with the rows. Each one is asked for once."""
         state = self._states.pop(producer, None)
         if state is None:
@@ -282,7 +282,7 @@ class CommitOrder:
             f"the rows say {state.last_ack} and {state.max_clock}"
         )
 
-    def check_span(self, producer: int, segments: list[Segment]) -> str | None:
+    def check_span(self, producer: int, segments: list[IndexSegment]) -> str | None:
         """Compare a producer's stored span with its pending rows."""
         pieces = self._pending.get(producer, [])
         positions = np.concatenate([piece for piece, _ in pieces] or [_NONE])

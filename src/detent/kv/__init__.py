@@ -8,6 +8,7 @@ For all back ends:
     base.py            the contract: views, batches, the writer's epoch, objects
     urls.py            what a store's URL means
     memory.py          `memory:`, the same behaviour without a disk
+    wholefiles.py      files of tables, in a folder or a bucket: whole or not there
     stored.py          a record as it is stored: its value and a checksum
     upgrade.py         brings a store of an earlier release to this release's format
 
@@ -15,10 +16,9 @@ For all back ends:
 
     ownership.py       which process owns the store: a lock, and a note that says how to reach it
     file.py            the writer and the readers
-    commitlog.py       a small commit is one synced record here, and moves to LMDB later
+    commitlog.py       a small commit is one synced record here, and moves to LMDB later; its tip in shared memory
     commitrecord.py    the bytes of such a record
     loghead.py         the log's first page: whose log it is
-    tip.py             how far commits are durable, in shared memory
     logfollower.py     the log as readers and the next owner see it; damage is told from a crash
     oldlog.py          logs of version 1, which an upgrade reads
     environment.py     the LMDB file: opened once a process, grown, its dead readers removed

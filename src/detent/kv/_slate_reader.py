@@ -16,8 +16,8 @@ from detent.kv._slate_session import (
     OPEN_SECONDS,
     Epoch,
     Pair,
-    Place,
-    Session,
+    SlatePlace,
+    SlateSession,
     SlateView,
     log_path,
 )
@@ -66,7 +66,7 @@ class _Base:
 class _MergedView(SlateView):
     """A base as it was at one sequence number: the log's versions up to it, over the tables."""
 
-    def __init__(self, session: Session, base: _Base, on_damage: OnDamage | None) -> None:
+    def __init__(self, session: SlateSession, base: _Base, on_damage: OnDamage | None) -> None:
         super().__init__(session, base.tables, on_damage)
         self._base, self._keys, self._sequence = base, base.keys, base.sequence
 
@@ -105,14 +105,14 @@ class _MergedView(SlateView):
             yield key, value
 
 
-class SlateReader(Session):
+class SlateReader(SlateSession):
     """Reads a store in any process, while its writer is at work or not.
 
     SlateDB's own reader has no snapshots: two reads may show two states. So this one pins a checkpoint of the tables,
     follows the commit log by itself and keeps the versions; a view is a sequence number in it.
     """
 
-    def __init__(self, place: Place, poll_seconds: float, *, any_version: bool = False) -> None:
+    def __init__(self, place: SlatePlace, poll_seconds: float, *, any_version: bool = False) -> None:
         super().__init__(place)
         self._any_version = any_version
         self.version = FORMAT_VERSION

@@ -74,7 +74,7 @@ def _binding() -> Any:
     return binding
 
 
-class Place:
+class SlatePlace:
     """Where a store is: SlateDB's handle on the bucket, the path of the keys in it, and the objects."""
 
     def __init__(self, url: str, *, object_store: Any = None, bucket: Any = None) -> None:
@@ -147,12 +147,12 @@ async def _cancel_all() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Session:
+class SlateSession:
     """What reader and writer share: the loop, translation of errors, closing."""
 
     view_bytes = 8 << 20
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SlatePlace) -> None:
         self._place = place
         self._binding = place.binding
         self.objects: Objects = place.objects
@@ -219,7 +219,7 @@ class Session:
 class SlateView(BlockView):
     """Reads of one state: a SlateDB snapshot or checkpoint."""
 
-    def __init__(self, session: Session, source: Any, on_damage: OnDamage | None = None) -> None:
+    def __init__(self, session: SlateSession, source: Any, on_damage: OnDamage | None = None) -> None:
         self._session = session
         self._source = source
         self._check = from_stored if on_damage is None else telling(on_damage)

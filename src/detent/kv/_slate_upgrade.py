@@ -6,17 +6,17 @@ from contextlib import closing
 
 from detent import crash
 from detent.kv._slate_reader import SlateReader
-from detent.kv._slate_session import EPOCH_KEY, UPGRADABLE, Epoch, Place, SlateView
+from detent.kv._slate_session import EPOCH_KEY, UPGRADABLE, Epoch, SlatePlace, SlateView
 from detent.kv.base import FIRST_KEY
 from detent.kv.slate import COMMIT_SECONDS, OLD_FENCE_KEYS, SlateWriter
 from detent.kv.stored import FORMAT_VERSION, UPGRADING
-from detent.kv.upgrade import CURSOR_KEY, Chunk, Cursor, Progress, Upgraded, chunks
+from detent.kv.upgrade import CURSOR_KEY, Chunk, Progress, UpgradeCursor, Upgraded, chunks
 
 
 def upgrade_slate(url: str, progress: Progress | None) -> Upgraded:
     """Bring a store to this release's format. No lock says whether another process owns it; if one does, it is fenced,
     as by a successor. `NotFound` if there is no store."""
-    place = Place(url)
+    place = SlatePlace(url)
     with closing(SlateReader(place, 0, any_version=True)) as reader:
         reader._open()
         if reader.version == FORMAT_VERSION:
@@ -39,14 +39,14 @@ class _SlateUpgrade(SlateWriter):
         if before.version == UPGRADABLE:
             fence = OLD_FENCE_KEYS + before.epoch.to_bytes(8, "big")
             batch.put(fence, before.number.to_bytes(8, "little"))  # as a writer of that release looks for it
-            batch.put(CURSOR_KEY, Cursor(UPGRADABLE, b"").encode())
+            batch.put(CURSOR_KEY, UpgradeCursor(UPGRADABLE, b"").encode())
         crash.point("kv.upgrade.before_begin")
         self._run(self._write(batch), self._commit_seconds)
         crash.point("kv.upgrade.after_begin")
 
     def run(self, progress: Progress | None) -> Upgraded:
         """Do what is left of it."""
-        cursor = Cursor.decode(self._run(self._published.get(CURSOR_KEY)))
+        cursor = UpgradeCursor.decode(self._run(self._published.get(CURSOR_KEY)))
         start = cursor.last + b"\0" if cursor.last else FIRST_KEY
         records = done = 0
         total = self.size_bytes()
@@ -59,7 +59,7 @@ class _SlateUpgrade(SlateWriter):
         self._end()
         return Upgraded(cursor.before, records)
 
-    def _put(self, chunk: Chunk, cursor: Cursor) -> None:
+    def _put(self, chunk: Chunk, cursor: UpgradeCursor) -> None:
         batch = self._numbered_batch()
         for key, stored in chunk.stored.items():
             batch.put(key, stored)

@@ -55,7 +55,7 @@ class RecordHead(NamedTuple):
     checksum: int
 
 
-class Record(NamedTuple):
+class CommitRecord(NamedTuple):
     """One commit in the log."""
 
     number: int
@@ -112,7 +112,7 @@ def checksum_of(seed: int, pieces: Sequence[bytes | memoryview]) -> int:
     return digest.intdigest()
 
 
-def decode_record(name: LogName, data: bytes | memoryview) -> Record | None:
+def decode_record(name: LogName, data: bytes | memoryview) -> CommitRecord | None:
     """The record at the start of `data`; None where there is none of this log, or only part of one. `Corrupt` if its
     checksum is right and it is not a commit all the same."""
     head = decode_head(name, data)
@@ -121,7 +121,7 @@ def decode_record(name: LogName, data: bytes | memoryview) -> Record | None:
     body = memoryview(data)[HEAD.size : head.size]
     if checksum_of(name.seed(head.number), [body]) != head.checksum:
         return None
-    return Record(head.number, dict(decode_changes(bytes(body))), head.size)
+    return CommitRecord(head.number, dict(decode_changes(bytes(body))), head.size)
 
 
 def decode_changes(body: bytes) -> Iterator[tuple[bytes, bytes | None]]:

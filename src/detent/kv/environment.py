@@ -30,7 +30,7 @@ from detent.kv.logfollower import LogFollower
 from detent.kv.metapages import check_meta_pages
 from detent.kv.overlay import Layer
 from detent.kv.pages import pages_for
-from detent.kv.room import RESERVE, Room
+from detent.kv.room import RESERVE, DiskRoom
 from detent.kv.stored import CHECKSUM_BYTES, FORMAT_VERSION, UPGRADING, from_stored, needs_upgrade, to_stored
 
 MAP_BYTES_FIRST = 4 << 30
@@ -64,7 +64,7 @@ UPGRADABLE: Final = 2
 _STATE: Final = struct.Struct("<BQQQQB")
 
 
-class State(NamedTuple):
+class EnvironmentState(NamedTuple):
     """What LMDB says of its writers: the newest one's epoch, whose log continues it, and from which commit on.
 
     `store` is a number that no other store has. `logged` says that there is such a log: if it is not there, something
@@ -89,7 +89,7 @@ class State(NamedTuple):
         return record if self.version == UPGRADABLE else to_stored(STATE_KEY, record)
 
     @classmethod
-    def decode(cls, stored: bytes | None, *, any_version: bool = False) -> State:
+    def decode(cls, stored: bytes | None, *, any_version: bool = False) -> EnvironmentState:
         """The state; a new store has none. A store of another version is refused, unless `any_version`."""
         if stored is None:
             return cls()
@@ -126,14 +126,14 @@ class Environment:
     def __init__(self, path: Path, *, create: bool) -> None:
         self.path = path
         self.users = 0
-        self.room = Room(path)
+        self.room = DiskRoom(path)
         self._gate = threading.Condition()
         self._views: weakref.WeakSet[_Hold] = weakref.WeakSet()
         self._resizing = False
         self._awaited = 0  # how many wait for the views to end
         self.log: CommitLog | None = None  # of the writer in this process, if there is one
         self._follower: LogFollower | None = None
-        self._seen: tuple[bytes, State] = (b"", State())
+        self._seen: tuple[bytes, EnvironmentState] = (b"", EnvironmentState())
         self._following = threading.Lock()
         self._closed: Any = None  # of LMDB after an error, if it could not be opened again
         self._file_bytes = 0  # how long the data file is at least, as far as its writer knows
@@ -196,10 +196,10 @@ class Environment:
         finally:
             self.end(hold)
 
-    def state(self, *, any_version: bool = False) -> State:
+    def state(self, *, any_version: bool = False) -> EnvironmentState:
         """What LMDB says of its writers now. A store of another version is refused, unless `any_version`."""
         with self.read() as transaction:
-            return State.decode(_stored_state(transaction), any_version=any_version)
+            return EnvironmentState.decode(_stored_state(transaction), any_version=any_version)
 
     def write(self, work: Callable[[Any], T], changes: Mapping[bytes, bytes | None] | None = None) -> T:
         """One durable commit of LMDB: `work` gets its write transaction, and again a new one when the map had to grow.
@@ -261,7 +261,7 @@ class Environment:
     def take_snapshot(self, buffers: bool = False) -> tuple[_Hold, Layer | None]:
         """A read transaction, and the commits that are only in the log: together one state of the store. `end` it. With
         `buffers` the transaction hands out LMDB's own bytes, which are gone when it ends."""
-        before: State | None = None
+        before: EnvironmentState | None = None
         for _ in range(SNAPSHOT_TRIES):
             hold = self._begin(buffers)
             try:
@@ -278,16 +278,16 @@ class Environment:
             before = state
         raise Corrupt(f"the commit log of {self.path} does not go with its data file")
 
-    def _state_in(self, transaction: Any) -> State:
+    def _state_in(self, transaction: Any) -> EnvironmentState:
         """What a snapshot of LMDB says of its writers; mostly the same as the one before said."""
         stored = _stored_state(transaction) or b""
         seen = self._seen
         if stored != seen[0]:
             stored = bytes(stored)
-            seen = self._seen = (stored, State.decode(stored))
+            seen = self._seen = (stored, EnvironmentState.decode(stored))
         return seen[1]
 
-    def _log_over(self, state: State, *, sure: bool) -> tuple[bool, Layer | None]:
+    def _log_over(self, state: EnvironmentState, *, sure: bool) -> tuple[bool, Layer | None]:
         """Whether the log goes with this state of LMDB, and what it has over it. If not, LMDB is to be looked at again:
         the state may be old by now. `sure` says that a second look has shown the same."""
         log = self.log
@@ -308,7 +308,7 @@ class Environment:
             return False, None
         return True, layer if layer.top > layer.floor else None
 
-    def _follow(self, state: State, sure: bool) -> Layer | None:
+    def _follow(self, state: EnvironmentState, sure: bool) -> Layer | None:
         """What another process has in its log over this state; None if LMDB must be looked at again."""
         with self._following:
             follower = self._follower
@@ -443,7 +443,7 @@ def _stored_state(transaction: Any) -> Any:
         raise corrupt(error) from error
 
 
-def missing_log(path: Path, state: State) -> str:
+def missing_log(path: Path, state: EnvironmentState) -> str:
     """What to say when there should be a log, with its tip, and is none."""
     log = state.log.path(path, "log")
     missing = log.with_suffix(".tip").name if log.exists() else log.name

@@ -21,7 +21,7 @@ from detent.errors import Corrupt, DetentError, Fenced, Invalid, Unavailable
 from detent.kv.base import RESERVED_PREFIX, Batch, Objects
 from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, remove_logs
 from detent.kv.commitrecord import LogName, encode_record
-from detent.kv.environment import STATE_KEY, Environment, State, acquire, missing_log, release
+from detent.kv.environment import STATE_KEY, Environment, EnvironmentState, acquire, missing_log, release
 from detent.kv.fileview import FileView
 from detent.kv.localobjects import LocalObjects
 from detent.kv.logfollower import read_abandoned, take_over
@@ -140,7 +140,11 @@ class FileWriter(FileReader):
             stored = transaction.get(STATE_KEY)
             if stored is None and transaction.stat(environment.lmdb.open_db(None, transaction))["entries"]:
                 raise Invalid(f"{environment.path} is an LMDB database of something else; choose another path")
-            state = State(store=int.from_bytes(os.urandom(8), "big")) if stored is None else State.decode(stored)
+            state = (
+                EnvironmentState(store=int.from_bytes(os.urandom(8), "big"))
+                if stored is None
+                else EnvironmentState.decode(stored)
+            )
             state = state._replace(epoch=state.epoch + 1)
             transaction.put(STATE_KEY, state.encode())
             return LogName(state.store, state.epoch)
@@ -244,7 +248,7 @@ class FileWriter(FileReader):
         deadline = time.monotonic() + SUCCESSOR_WAIT_S
         while time.monotonic() < deadline:
             with self._live().read() as transaction:
-                state = State.decode(transaction.get(STATE_KEY))
+                state = EnvironmentState.decode(transaction.get(STATE_KEY))
                 if state.log_epoch != self.epoch:
                     heirs = dict(_HEIR.iter_unpack(_heirs_in(transaction)))
                     if self.epoch in heirs:
@@ -274,7 +278,7 @@ class FileWriter(FileReader):
             changes = {**self._log.overlay.latest(), **changes}
         if logged is None:
             logged = self._log is not None
-        state = State(self._name.store, self.epoch, self.epoch, number, logged)
+        state = EnvironmentState(self._name.store, self.epoch, self.epoch, number, logged)
         crash.point("kv.fold.before_sync")
         self._moving = True
         environment.write(lambda transaction: self._write(transaction, changes, state, heir_of), changes)
@@ -297,8 +301,10 @@ class FileWriter(FileReader):
         if log is not None:
             log.hold(room.log_bytes, room.log_keys)
 
-    def _write(self, transaction: Any, changes: dict[bytes, bytes | None], state: State, heir_of: int | None) -> None:
-        if State.decode(transaction.get(STATE_KEY)).epoch != self.epoch:
+    def _write(
+        self, transaction: Any, changes: dict[bytes, bytes | None], state: EnvironmentState, heir_of: int | None
+    ) -> None:
+        if EnvironmentState.decode(transaction.get(STATE_KEY)).epoch != self.epoch:
             self._fenced = True
             raise self._fence()
         transaction.put(STATE_KEY, state.encode())

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from detent.errors import Corrupt
+from detent.kv.commitlog import Tip, durable_through
 from detent.kv.commitrecord import (
     HEAD,
     NUMBER_MAX,
     PAGE,
     SECTOR,
+    CommitRecord,
     LogName,
-    Record,
     RecordHead,
     decode_head,
     decode_record,
@@ -28,7 +29,6 @@ from detent.kv.loghead import GIVE_UP, HEAD_BYTES, decode_log_head
 from detent.kv.oldlog import is_old_log, refuse_old_log
 from detent.kv.oldlog import read_readable as read_old_readable
 from detent.kv.overlay import Layer, Overlay
-from detent.kv.tip import Tip, durable_through
 
 
 def take_over(directory: Path, name: LogName, folded: int) -> Overlay:
@@ -197,7 +197,7 @@ class LogFollower:
             head = self._head_at(at)
         return at if head is not None and head.number == folded + 1 else PAGE
 
-    def _read(self, number: int) -> Record | None:
+    def _read(self, number: int) -> CommitRecord | None:
         record = self._record_at(self._at)
         if record is None or record.number != number:
             return None
@@ -207,7 +207,7 @@ class LogFollower:
     def _head_at(self, at: int) -> RecordHead | None:
         return decode_head(self.name, os.pread(self._file, HEAD.size, at))
 
-    def _record_at(self, at: int) -> Record | None:
+    def _record_at(self, at: int) -> CommitRecord | None:
         page = os.pread(self._file, PAGE, at)
         head = decode_head(self.name, page)
         if head is None:

@@ -6,12 +6,14 @@ Credentials and endpoint come from the provider's usual environment (``AWS_ACCES
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from detent import crash
 from detent.errors import Exists, Invalid, NotFound, Unavailable
@@ -41,6 +43,7 @@ ABANDONED_UPLOAD_MS = 24 * 3600 * 1000
 
 ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
 OBJECTS, UPLOADS = "objects/", "uploads/"
+_NONE: Final[Mapping[str, str]] = {}
 
 _Result = TypeVar("_Result")
 logger = logging.getLogger("detent.kv")
@@ -64,19 +67,45 @@ def missing_extra(package: str) -> Unavailable:
     )
 
 
-def open_bucket(location: Location) -> Any:
-    """An obstore store rooted at the location's prefix, with bounded retries. Makes no request yet."""
+_OF_CLIENT: Final = ("allow_http", "timeout", "connect_timeout", "proxy_url")
+_OF_OTHERS: Final = ("s3_allow_unsafe_rename", "s3_locking_provider", "max_retries", "copy_if_not_exists")
+"""Options that libraries which share their names with ours take, and that mean nothing here."""
+
+_PREFIXES: Final = re.compile(r"(aws|google|azure)_")
+
+
+def _split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Options as libraries for tables name them: those of the bucket, and those of the client."""
+    bucket: dict[str, str] = {}
+    client: dict[str, Any] = {}
+    for name, value in options.items():
+        plain = _PREFIXES.sub("", name.lower(), count=1)
+        if plain == "allow_http":
+            client[plain] = value.lower() in {"1", "true"}
+        elif plain in _OF_CLIENT:
+            client[plain] = value
+        elif plain not in _OF_OTHERS:
+            bucket[name.lower()] = value
+    return bucket, client
+
+
+def open_bucket(location: Location, options: Mapping[str, str] = _NONE) -> Any:
+    """An obstore store rooted at the location's prefix, with bounded retries; options come before the environment's.
+    Makes no request yet."""
     try:
         from obstore.store import AzureStore, GCSStore, S3Store
     except ImportError as error:
         raise missing_extra("obstore") from error
+    config, client = _split_options(options)
     common: dict[str, Any] = {
         "prefix": location.path or None,
+        "config": config or None,
         "client_options": {
             "timeout": REQUEST_TIMEOUT,
             "connect_timeout": CONNECT_TIMEOUT,
             # Naming any client option makes obstore forget this one of the environment.
             "allow_http": os.environ.get(ALLOW_HTTP[location.scheme], "").lower() in {"1", "true"},
+            **client,
         },
         "retry_config": {"max_retries": RETRIES_MAX, "retry_timeout": RETRY_TIMEOUT},
     }
@@ -195,13 +224,14 @@ class BucketObjects:
     def size(self, name: str) -> int | None:
         """The object's size, or None when there is no such object."""
         check_object_name(name)
-        return self._size(self._root + name)
+        return self.size_at(self._root + name)
 
     def exists(self, path: str) -> bool:
         """Whether there is anything at a path below the store's prefix."""
-        return self._size(path) is not None
+        return self.size_at(path) is not None
 
-    def _size(self, path: str) -> int | None:
+    def size_at(self, path: str) -> int | None:
+        """The same of a path below the store's prefix."""
         import obstore
 
         try:
@@ -243,6 +273,29 @@ class BucketObjects:
             _translated(path, lambda: obstore.delete(self._bucket, path))
         except NotFound:
             return  # some providers report a missing object, S3 does not
+
+    def put_whole(self, path: str, data: memoryview) -> None:
+        """Put an object at a path of its own, below the store's prefix. In parts there is no condition, and the object
+        appears with the request that ends the upload."""
+        import obstore
+
+        is_single = data.nbytes <= SINGLE_PUT_BYTES
+        how: dict[str, Any] = {"mode": "create"} if is_single else {"max_concurrency": PARTS_AT_ONCE}
+        shared = obstore.Bytes(data)  # a view would be taken for an iterator
+        _translated(path, lambda: obstore.put(self._bucket, path, shared, use_multipart=not is_single, **how))
+
+    def get_whole(self, path: str) -> memoryview:
+        """The bytes of the object at a path."""
+        import obstore
+
+        return memoryview(_translated(path, lambda: obstore.get(self._bucket, path).bytes()))
+
+    def remove_all(self, paths: Sequence[str]) -> None:
+        """Remove the objects at paths, many in a request."""
+        import obstore
+
+        with contextlib.suppress(NotFound):  # some providers report a missing object, S3 does not
+            _translated("objects", lambda: obstore.delete(self._bucket, [*paths]))
 
     def remove_abandoned(self, now_ms: int) -> int:
         """Delete staged uploads whose writer must be dead. Returns how many."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from detent.errors import Corrupt
-from detent.kv.commitrecord import PAGE, LogName, Record, checksum_of, decode_changes, pages
+from detent.kv.commitrecord import PAGE, CommitRecord, LogName, checksum_of, decode_changes, pages
 from detent.kv.overlay import Overlay
 
 _MAGIC: Final = 0x474C5444
@@ -69,7 +69,7 @@ def read_readable(data: bytes, name: LogName, folded: int) -> tuple[Overlay, int
     return overlay, at
 
 
-def _decode(name: LogName, data: bytes) -> Record | None:
+def _decode(name: LogName, data: bytes) -> CommitRecord | None:
     if len(data) < _HEAD.size:
         return None
     magic, length, number, epoch, checksum = _HEAD.unpack_from(data)
@@ -78,7 +78,7 @@ def _decode(name: LogName, data: bytes) -> Record | None:
     body = data[_HEAD.size : _HEAD.size + length]
     if checksum_of(name.seed(number), [body]) != checksum:
         return None
-    return Record(number, dict(decode_changes(body)), _HEAD.size + length)
+    return CommitRecord(number, dict(decode_changes(body)), _HEAD.size + length)
 
 
 def _published(directory: Path, name: LogName) -> int:

@@ -36,7 +36,7 @@ PAGE: Final = 4096
 logger = logging.getLogger("detent.kv")
 
 
-class Room:
+class DiskRoom:
     """The room of one store, as its writer sees it. `full`: take no new messages now."""
 
     def __init__(self, directory: Path) -> None:

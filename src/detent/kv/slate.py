@@ -27,8 +27,8 @@ from detent.kv._slate_session import (
     OPEN_SECONDS,
     READ_SECONDS,
     Epoch,
-    Place,
-    Session,
+    SlatePlace,
+    SlateSession,
     SlateView,
     log_path,
 )
@@ -104,7 +104,7 @@ def open_writer(
     writes with these credentials. Tests may pass `object_store` (of slatedb) and `bucket` (of obstore) to replace what
     the URL names.
     """
-    return _opened(SlateWriter(Place(url, **stores), commit_seconds, open_seconds or OPEN_SECONDS))
+    return _opened(SlateWriter(SlatePlace(url, **stores), commit_seconds, open_seconds or OPEN_SECONDS))
 
 
 def open_reader(url: str, *, poll_seconds: float = POLL_SECONDS, **stores: Any) -> SlateReader:
@@ -113,7 +113,7 @@ def open_reader(url: str, *, poll_seconds: float = POLL_SECONDS, **stores: Any) 
     A view is at most `poll_seconds` behind what was committed when it was opened; with 0 it is never behind. Reading
     keeps a checkpoint in the store, so the credentials need the right to write.
     """
-    return _opened(SlateReader(Place(url, **stores), poll_seconds))
+    return _opened(SlateReader(SlatePlace(url, **stores), poll_seconds))
 
 
 _log = logging.getLogger(__name__)
@@ -130,14 +130,14 @@ def _opened(store: _Store) -> _Store:
     return store
 
 
-class SlateWriter(Session):
+class SlateWriter(SlateSession):
     """The writer. `view` shows durable data only: the snapshot behind it is replaced after a commit is durable."""
 
     epoch: int
     full = False
     _version = FORMAT_VERSION
 
-    def __init__(self, place: Place, commit_seconds: float, open_seconds: float = OPEN_SECONDS) -> None:
+    def __init__(self, place: SlatePlace, commit_seconds: float, open_seconds: float = OPEN_SECONDS) -> None:
         super().__init__(place)
         self._commit_seconds = commit_seconds
         self._open_seconds = open_seconds

@@ -18,7 +18,7 @@ from detent.errors import Corrupt, Invalid, NotFound, Unavailable
 from detent.kv.base import FIRST_KEY, RESERVED_PREFIX
 from detent.kv.commitlog import remove_logs
 from detent.kv.commitrecord import LogName
-from detent.kv.environment import STATE_KEY, UPGRADABLE, Environment, State, acquire, missing_log, release
+from detent.kv.environment import STATE_KEY, UPGRADABLE, Environment, EnvironmentState, acquire, missing_log, release
 from detent.kv.file import HEIRS_KEY
 from detent.kv.oldlog import read_old_log
 from detent.kv.overlay import Overlay
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
     size: int
 
 
-class Cursor(NamedTuple):
+class UpgradeCursor(NamedTuple):
     """How far an upgrade is."""
 
     before: int
@@ -63,7 +63,7 @@ class Cursor(NamedTuple):
         return to_stored(CURSOR_KEY, bytes([self.before]) + self.last)
 
     @classmethod
-    def decode(cls, stored: bytes | None) -> Cursor:
+    def decode(cls, stored: bytes | None) -> UpgradeCursor:
         """Read it back."""
         if stored is None:
             raise Corrupt("the store says that its upgrade is under way, and not how far it is: restore it from a copy")
@@ -135,7 +135,7 @@ class _FileUpgrade:
         # The log is in LMDB by now; an upgrade that was interrupted may have left it.
         remove_logs(self._environment.path, self._state.store, range(self._state.epoch + 1))
         with self._environment.read() as transaction:
-            cursor = Cursor.decode(transaction.get(CURSOR_KEY))
+            cursor = UpgradeCursor.decode(transaction.get(CURSOR_KEY))
         records = self._rewrite(cursor)
         self._end()
         return Upgraded(cursor.before, records)
@@ -154,7 +154,7 @@ class _FileUpgrade:
                     transaction.delete(key)
                 else:
                     transaction.put(key, value)
-            transaction.put(CURSOR_KEY, Cursor(UPGRADABLE, b"").encode())
+            transaction.put(CURSOR_KEY, UpgradeCursor(UPGRADABLE, b"").encode())
             transaction.put(STATE_KEY, begun.encode())
 
         crash.point("kv.upgrade.before_begin")
@@ -162,7 +162,7 @@ class _FileUpgrade:
         crash.point("kv.upgrade.after_begin")
         self._state = begun
 
-    def _rewrite(self, cursor: Cursor) -> int:
+    def _rewrite(self, cursor: UpgradeCursor) -> int:
         records = done = 0
         total = self._total()
         while (chunk := self._next_chunk(cursor.last)) is not None:
@@ -215,8 +215,8 @@ def _take_over_old_log(environment: Environment) -> Overlay:
     """What the last owner left in its commit log, as an owner of its own release would find it: the epoch is raised
     before the log is read."""
 
-    def raise_epoch(transaction: Any) -> State:
-        state = State.decode(transaction.get(STATE_KEY), any_version=True)
+    def raise_epoch(transaction: Any) -> EnvironmentState:
+        state = EnvironmentState.decode(transaction.get(STATE_KEY), any_version=True)
         transaction.put(STATE_KEY, state._replace(epoch=state.epoch + 1).encode())
         return state
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import shlex
 
-from detent.codec.ledger import DIGEST_BYTES, INPUTS_MAX, NO_BATCH, REPLACED_MAX, Inputs, Row
+from detent.codec.ledger import DIGEST_BYTES, INPUTS_MAX, NO_BATCH, REPLACED_MAX, BatchInputs, Row
 from detent.errors import AlreadyEntered, Fenced, OtherInput
 from detent.ledger.operations import EnterLedger
 
-NO_INPUTS = Inputs(())
+NO_INPUTS = BatchInputs(())
 UNNAMED = bytes(DIGEST_BYTES)
 """The input of a batch that was entered without one. The number alone decides about it."""
 
@@ -26,7 +26,7 @@ def new_row(now_ms: int) -> Row:
     return Row(now_ms, now_ms, NO_BATCH, 0, 0, "", "", ())
 
 
-def enter(row: Row, op: EnterLedger, now_ms: int, inputs: Inputs = NO_INPUTS) -> Row:
+def enter(row: Row, op: EnterLedger, now_ms: int, inputs: BatchInputs = NO_INPUTS) -> Row:
     """The row with the batch in it; `Fenced`, `AlreadyEntered` or `OtherInput` if it does not belong there.
 
     A replaced run is told so before anything else. To be told that its batch is done, or that the ledger can be reset,
@@ -57,14 +57,14 @@ def enter(row: Row, op: EnterLedger, now_ms: int, inputs: Inputs = NO_INPUTS) ->
     return entered._replace(run=op.run, replaced=_replaced(row))
 
 
-def add_input(inputs: Inputs, op: EnterLedger) -> Inputs:
+def add_input(inputs: BatchInputs, op: EnterLedger) -> BatchInputs:
     """What is known of inputs when the batch is entered. A ledger whose batches never had any stays without them."""
     if not op.input and not inputs.entries:
         return inputs
-    return Inputs((*inputs.entries, (op.batch, op.input or UNNAMED))[-INPUTS_MAX:])
+    return BatchInputs((*inputs.entries, (op.batch, op.input or UNNAMED))[-INPUTS_MAX:])
 
 
-def _check_input(op: EnterLedger, row: Row, inputs: Inputs) -> None:
+def _check_input(op: EnterLedger, row: Row, inputs: BatchInputs) -> None:
     """`OtherInput` unless the batch of this number was made from the same input, or the number alone decides: the
     caller names no input, the batch was entered without one, or the ledger is of a time when there were none."""
     known = dict(inputs.entries)

@@ -11,15 +11,14 @@ from itertools import islice
 from typing import Any
 
 from detent.codec import ledger as records
-from detent.codec.ledger import Inputs, Pin, Row
-from detent.engine import Context, Done, Operation, Result
+from detent.codec.ledger import BatchInputs, Pin, Row
+from detent.engine import ApplyContext, Done, Operation, Result
 from detent.errors import LimitExceeded, NotFound
 from detent.kv import Batch, View
 from detent.ledger import entering
 from detent.ledger import operations as ops
-from detent.ledger.planning import Plans
+from detent.ledger.planning import Plans, Streams
 from detent.ledger.shelf import Shelf
-from detent.ledger.streams import Streams
 
 
 class LedgerMachine:
@@ -52,10 +51,10 @@ class LedgerMachine:
         self._rows: Shelf[Row] = Shelf(records.ROW)
         self._pins: Shelf[bytes] = Shelf(records.PIN)  # as they are written: a tenth of what they take as dictionaries
         self._pin_bytes = 0
-        self._inputs: Shelf[Inputs] = Shelf(records.INPUTS)
+        self._inputs: Shelf[BatchInputs] = Shelf(records.INPUTS)
         self._plans = Plans()
         self._streams = Streams()
-        self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
+        self.handlers: dict[type[Operation], Callable[[Any, ApplyContext], Result]] = {
             ops.EnterLedger: self._enter,
             ops.ResetLedger: self._reset,
             ops.DeleteLedger: self._delete,
@@ -76,7 +75,7 @@ class LedgerMachine:
     def load(self, view: View) -> None:
         """Read all rows, inputs, pins and plans."""
         self._rows.load(view, Row.decode)
-        self._inputs.load(view, Inputs.decode)
+        self._inputs.load(view, BatchInputs.decode)
         self._plans.load(view)
         self._streams.load(view)
         self._pins.load(view, bytes)
@@ -113,7 +112,7 @@ class LedgerMachine:
 
     # -- ledgers ------------------------------------------------------------------------------------------------
 
-    def _enter(self, op: ops.EnterLedger, context: Context) -> Result:
+    def _enter(self, op: ops.EnterLedger, context: ApplyContext) -> Result:
         ops.check_enter(op)
         row = self._rows.get(op.name)
         if row is None:
@@ -125,28 +124,28 @@ class LedgerMachine:
         self._set_inputs(op.name, entering.add_input(known, op), context)
         return ops.Entered(op.name, row.batch)
 
-    def _inputs_of(self, name: str) -> Inputs:
+    def _inputs_of(self, name: str) -> BatchInputs:
         return self._inputs.get(name) or entering.NO_INPUTS
 
-    def _set_inputs(self, name: str, inputs: Inputs, context: Context) -> None:
+    def _set_inputs(self, name: str, inputs: BatchInputs, context: ApplyContext) -> None:
         """Keep what the newest batches of a ledger were made from; nothing is kept of nothing."""
         if inputs.entries:
             self._inputs.set(name, inputs, inputs.encode(), context)
         elif self._inputs.get(name) is not None:
             self._inputs.set(name, None, None, context)
 
-    def _reset(self, op: ops.ResetLedger, context: Context) -> Result:
+    def _reset(self, op: ops.ResetLedger, context: ApplyContext) -> Result:
         row = self._row_or_stream(op.name)
         if row is not None:
             self._set(op.name, entering.reset(row, context.now_ms), context)
         return self._forget(op.name, context)
 
-    def _delete(self, op: ops.DeleteLedger, context: Context) -> Result:
+    def _delete(self, op: ops.DeleteLedger, context: ApplyContext) -> Result:
         if self._row_or_stream(op.name) is not None:
             self._rows.set(op.name, None, None, context)
         return self._forget(op.name, context)
 
-    def _forget(self, name: str, context: Context) -> Result:
+    def _forget(self, name: str, context: ApplyContext) -> Result:
         """What is kept beside the row goes, whether the row stays or not."""
         self._set_inputs(name, entering.NO_INPUTS, context)
         self._streams.forget(name, context)
@@ -156,7 +155,7 @@ class LedgerMachine:
         """A ledger's row; None if only its stream is known, which has entered no batch yet."""
         return None if self._rows.get(name) is None and self._streams.knows(name) else self._row(name)
 
-    def _describe(self, op: ops.DescribeLedgers, context: Context) -> Result:
+    def _describe(self, op: ops.DescribeLedgers, context: ApplyContext) -> Result:
         context.idle += 1
         if op.name:
             return ops.LedgerDescriptions([_description(op.name, self._row(op.name), self._inputs_of(op.name))], False)
@@ -173,12 +172,12 @@ class LedgerMachine:
             raise NotFound(f"there is no ledger {name!r}")
         return row
 
-    def _set(self, name: str, row: Row, context: Context) -> None:
+    def _set(self, name: str, row: Row, context: ApplyContext) -> None:
         self._rows.set(name, row, row.encode(), context)
 
     # -- pins ---------------------------------------------------------------------------------------------------
 
-    def _pin(self, op: ops.PinOffsets, context: Context) -> Result:
+    def _pin(self, op: ops.PinOffsets, context: ApplyContext) -> Result:
         ops.check_pin(op)
         known = self._pins.get(op.name)
         if known is not None:
@@ -195,7 +194,7 @@ class LedgerMachine:
         self._set_pin(op.name, value, len(value), context)
         return ops.Pinned(dict(sorted(op.offsets.items())), True)
 
-    def _unpin(self, op: ops.Unpin, context: Context) -> Result:
+    def _unpin(self, op: ops.Unpin, context: ApplyContext) -> Result:
         ops.check_name(op.name, "pin")
         known = self._pins.get(op.name)
         if known is None:
@@ -203,7 +202,7 @@ class LedgerMachine:
         self._set_pin(op.name, None, -len(known), context)
         return Done()
 
-    def _set_pin(self, name: str, value: bytes | None, growth: int, context: Context) -> None:
+    def _set_pin(self, name: str, value: bytes | None, growth: int, context: ApplyContext) -> None:
         self._pins.set(name, value, value, context)
         context.undo.append(lambda: self._grow(-growth))
         self._grow(growth)
@@ -211,7 +210,7 @@ class LedgerMachine:
     def _grow(self, size: int) -> None:
         self._pin_bytes += size
 
-    def _describe_pins(self, op: ops.DescribePins, context: Context) -> Result:
+    def _describe_pins(self, op: ops.DescribePins, context: ApplyContext) -> Result:
         context.idle += 1
         ops.check_page(op.prefix, op.after, op.limit)
         found: list[ops.PinDescription] = []
@@ -225,7 +224,7 @@ class LedgerMachine:
         return ops.PinDescriptions(found, False)
 
 
-def _description(name: str, row: Row, inputs: Inputs) -> ops.LedgerDescription:
+def _description(name: str, row: Row, inputs: BatchInputs) -> ops.LedgerDescription:
     return ops.LedgerDescription(
         name=name,
         query=row.query,

@@ -1,4 +1,5 @@
-"""What readers of journals have planned: the newest steps of each, so that one that asks again gets the same answer.
+"""What streams read and write, so that one that comes under another name is known again; and what readers of journals
+have planned: the newest steps of each, so that one that asks again gets the same answer.
 
 Spark logs the end of a batch before it runs it, and relies on that log alone to run it again. When the log has lost its
 newest entry, Spark asks its source once more; the source asks here, and the batch is the one that it was.
@@ -6,9 +7,12 @@ newest entry, Spark asks its source once more; the source asks here, and the bat
 
 from __future__ import annotations
 
+from itertools import islice
+
 from detent.codec import ledger as records
-from detent.codec.ledger import STEPS_MAX, Plan, Step
-from detent.engine import Context, Result
+from detent.codec.ledger import STEPS_MAX, Declared, Plan, PlanStep
+from detent.engine import ApplyContext, Done, Result
+from detent.errors import LimitExceeded
 from detent.kv import Batch, View
 from detent.ledger import operations as ops
 from detent.ledger.shelf import Shelf
@@ -33,7 +37,7 @@ class Plans:
         """Write what the group has changed."""
         self._plans.flush(batch)
 
-    def plan(self, op: ops.PlanOffsets, context: Context) -> Result:
+    def plan(self, op: ops.PlanOffsets, context: ApplyContext) -> Result:
         """Keep a step, unless one from there is known."""
         ops.check_plan(op)
         value = self._plans.get(op.name)
@@ -44,12 +48,12 @@ class Plans:
             context.idle += 1
             return ops.Planned(known.moved, known.journals, False, before)
         moved = dict(sorted(op.moved.items()))
-        step = Step(context.now_ms, op.start, op.end, op.journals, moved)
+        step = PlanStep(context.now_ms, op.start, op.end, op.journals, moved)
         self._set(op.name, with_step(steps, step), context)
         self._make_room(op.name, context)
         return ops.Planned(moved, op.journals, True, before)
 
-    def _set(self, name: str, value: bytes | None, context: Context) -> None:
+    def _set(self, name: str, value: bytes | None, context: ApplyContext) -> None:
         self._plans.set(name, value, value, context)
         size = self._used.get(name)
         context.undo.append(lambda: self._use(name, size))
@@ -62,7 +66,7 @@ class Plans:
             self._used[name] = size
             self._bytes += size
 
-    def _make_room(self, newest: str, context: Context) -> None:
+    def _make_room(self, newest: str, context: ApplyContext) -> None:
         while len(self._used) > ops.PLANS_MAX or self._bytes > ops.PLANS_BYTES_MAX:
             oldest = next(iter(self._used))
             if oldest == newest:
@@ -70,7 +74,7 @@ class Plans:
             self._set(oldest, None, context)
 
 
-def with_step(steps: tuple[Step, ...], step: Step) -> bytes:
+def with_step(steps: tuple[PlanStep, ...], step: PlanStep) -> bytes:
     """A plan with one more step, and as many of the older ones as there is room for."""
     kept = [*(one for one in steps if one.start != step.start), step][-STEPS_MAX:]
     value = Plan(tuple(kept)).encode()
@@ -78,3 +82,48 @@ def with_step(steps: tuple[Step, ...], step: Step) -> bytes:
         kept = kept[1:]
         value = Plan(tuple(kept)).encode()
     return value
+
+
+class Streams:
+    """The streams of one store, as their owner sees them."""
+
+    def __init__(self) -> None:
+        self._streams: Shelf[Declared] = Shelf(records.STREAM)
+
+    def load(self, view: View) -> None:
+        """Read all streams."""
+        self._streams.load(view, Declared.decode)
+
+    def flush(self, batch: Batch) -> None:
+        """Write what the group has changed."""
+        self._streams.flush(batch)
+
+    def declare(self, op: ops.DeclareStream, context: ApplyContext) -> Result:
+        """Keep what a stream reads and writes."""
+        ops.check_stream(op)
+        known = self._streams.get(op.name)
+        if known is None and len(self._streams) >= ops.STREAMS_MAX:
+            raise LimitExceeded(f"a store knows at most {ops.STREAMS_MAX} streams: reset the ledgers of old ones")
+        if known is not None and (known.reads, known.writes) == (op.reads, op.writes):
+            context.idle += 1
+            return Done()
+        stream = Declared(context.now_ms, op.reads, op.writes)
+        self._streams.set(op.name, stream, stream.encode(), context)
+        return Done()
+
+    def describe(self, op: ops.DescribeStreams, context: ApplyContext) -> Result:
+        """A page of streams."""
+        context.idle += 1
+        ops.check_page("", op.after, op.limit)
+        found = list(islice(self._streams.items("", op.after), op.limit + 1))
+        shown = [ops.StreamDescription(name, stream.reads, stream.writes) for name, stream in found[: op.limit]]
+        return ops.StreamDescriptions(shown, len(found) > op.limit)
+
+    def knows(self, name: str) -> bool:
+        """Whether a stream of this name was declared."""
+        return self._streams.get(name) is not None
+
+    def forget(self, name: str, context: ApplyContext) -> None:
+        """The ledger of this name was reset: its stream starts over, whatever it reads and writes."""
+        if self.knows(name):
+            self._streams.set(name, None, None, context)

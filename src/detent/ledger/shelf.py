@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from detent.codec.keys import Prefix
 from detent.codec.ledger import key_of, name_of
-from detent.engine import Context
+from detent.engine import ApplyContext
 from detent.kv import Batch, View
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Shelf(Generic[T]):
         wanted = takewhile(lambda name: name.startswith(prefix), (names[at] for at in range(first, len(names))))
         return ((name, self._rows[name]) for name in wanted)
 
-    def set(self, name: str, row: T | None, value: bytes | None, context: Context) -> None:
+    def set(self, name: str, row: T | None, value: bytes | None, context: ApplyContext) -> None:
         """Put a record there, as it is in memory and as it is written; or, with None for both, remove it."""
         old = self._writes.get(key_of(self._prefix, name), _UNTOUCHED)
         context.undo.append(partial(self._assign, name, self._rows.get(name), old))

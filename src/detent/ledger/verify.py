@@ -8,7 +8,7 @@ from typing import Final
 
 from detent.codec import ledger as records
 from detent.codec.keys import Prefix
-from detent.codec.ledger import Declared, Inputs, Pin, Plan, Row
+from detent.codec.ledger import BatchInputs, Declared, Pin, Plan, Row
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, DetentError
 from detent.kv import View
@@ -59,7 +59,7 @@ def _check_pin(name: str, value: bytes, tally: Tally) -> None:
 
 def _check_inputs(view: View, name: str, value: bytes, tally: Tally) -> None:
     del tally
-    inputs = Inputs.decode(value)
+    inputs = BatchInputs.decode(value)
     row = view.get(records.key_of(records.ROW, name))
     highest = Row.decode(row).batch if row is not None else records.NO_BATCH
     if not inputs.entries or inputs.entries[-1][0] > highest:

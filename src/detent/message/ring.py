@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from detent.errors import Invalid
-from detent.message.flags import ACK_TXN
+from detent.message.uuids import ACK_TXN
 
 _NONE: Final = -1
 

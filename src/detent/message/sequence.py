@@ -11,7 +11,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from detent.message.flags import ACK_TXN, CONTINUE_TXN
+from detent.message.clock import COUNTER_BITS, STEP_NS, clock_of_ns
+from detent.message.uuids import ACK_TXN, CONTINUE_TXN
 
 NO_SPAN: Final = -1
 """The `begin` of a producer that has no open span."""
@@ -152,3 +153,28 @@ def _ack(clock: int, state: ProducerState) -> tuple[Outcome, ProducerState]:
     # last_ack stays although the ACK may lie below it: lowering it would let a message be committed twice.
     outcome = Outcome.ACK_CLEAN_ROLLBACK if clock == last_ack else Outcome.ACK_DEEP_ROLLBACK
     return outcome, ProducerState(last_ack, last_ack, NO_SPAN)
+
+
+CLOCK_AHEAD_NS: Final = 15 * 60 * 1_000_000_000
+"""How far a message's clock may lie ahead of the owner's time. Clocks that nothing sets differ by minutes; what is
+further ahead is a mistake, or meant to be taken for the newest for ever."""
+
+
+def latest_clock(owner_ns: int) -> int:
+    """The highest clock that an owner takes at this time of its own."""
+    return clock_of_ns(owner_ns + CLOCK_AHEAD_NS)
+
+
+def idle_below(newest: int, owner_ns: int, horizon_ns: int) -> int:
+    """The clock below which a producer is idle. `newest` is the highest clock of the journal."""
+    return min(newest, clock_of_ns(owner_ns)) - ticks(horizon_ns)
+
+
+def is_forgotten(state: ProducerState, floor: int) -> bool:
+    """Whether a producer counts as unknown under this floor. One with an open span never does."""
+    return state.begin == NO_SPAN and state.max_clock <= floor
+
+
+def ticks(duration_ns: int) -> int:
+    """A time as a difference of clocks."""
+    return duration_ns // STEP_NS << COUNTER_BITS

@@ -27,10 +27,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from detent.errors import Corrupt, Invalid
-from detent.message.flags import CONTINUE_TXN
-from detent.message.forgetting import idle_below, is_forgotten
 from detent.message.ring import Chain, Envelope, Ring
-from detent.message.sequence import Outcome, ProducerState, decide, first_sight
+from detent.message.sequence import Outcome, ProducerState, decide, first_sight, idle_below, is_forgotten
+from detent.message.uuids import CONTINUE_TXN
 
 RING_SIZE: Final = 8192
 """Pending envelopes kept in memory by default; spans beyond that are read twice."""
@@ -62,7 +61,7 @@ class Checkpoint(NamedTuple):
     """For each journal, the highest clock of the producers that were forgotten."""
 
 
-class _Producer:
+class _TrackedProducer:
     """What the sequencer keeps for a pair of journal and producer."""
 
     __slots__ = ("chain", "state")
@@ -72,7 +71,7 @@ class _Producer:
         self.chain = Chain()
 
 
-class _Delivery:
+class _Sequenced:
     """A committed run on its way to the application, ending with the message that committed it."""
 
     __slots__ = (
@@ -89,7 +88,7 @@ class _Delivery:
         "track",
     )
 
-    def __init__(self, outcome: Outcome, last: Envelope, track: _Producer, after: ProducerState | None) -> None:
+    def __init__(self, outcome: Outcome, last: Envelope, track: _TrackedProducer, after: ProducerState | None) -> None:
         self.outcome = outcome
         self.last = last
         self.track = track
@@ -117,15 +116,15 @@ class Sequencer:
         self._ring = Ring(ring_size)
         self._offsets: dict[str, int] = {}
         self._floors: dict[str, int] = {}
-        self._producers: dict[tuple[str, int], _Producer] = {}
+        self._producers: dict[tuple[str, int], _TrackedProducer] = {}
         self._pending: set[tuple[str, int]] = set()
-        self._delivery: _Delivery | None = None
+        self._delivery: _Sequenced | None = None
         if checkpoint is not None:
             self._offsets.update(checkpoint.offsets)
             self._floors.update(checkpoint.floors)
             for entry in checkpoint.producers:
                 state = ProducerState(entry.last_ack, max(entry.last_ack, entry.max_clock), entry.begin)
-                self._producers[entry.journal, entry.producer] = _Producer(state)
+                self._producers[entry.journal, entry.producer] = _TrackedProducer(state)
 
     @property
     def has_pending(self) -> bool:
@@ -156,10 +155,10 @@ class Sequencer:
         outcome, after = decide(flags, clock, track.state if track else None, begin, self._floors.get(journal, 0))
         if clock == 0:
             # Not sequenced: delivered by way of a record that is not kept.
-            self._delivery = _Delivery(outcome, envelope, _Producer(first_sight(0)), None)
+            self._delivery = _Sequenced(outcome, envelope, _TrackedProducer(first_sight(0)), None)
             return outcome
         if track is None and after is not None:
-            track = self._producers[key] = _Producer(first_sight(clock))
+            track = self._producers[key] = _TrackedProducer(first_sight(clock))
         if track is None or after is None:
             self._offsets[journal] = end
             return outcome
@@ -179,8 +178,8 @@ class Sequencer:
         track.state = after
         return outcome
 
-    def _deliver(self, outcome: Outcome, last: Envelope, track: _Producer, after: ProducerState) -> _Delivery:
-        delivery = _Delivery(outcome, last, track, after)
+    def _deliver(self, outcome: Outcome, last: Envelope, track: _TrackedProducer, after: ProducerState) -> _Sequenced:
+        delivery = _Sequenced(outcome, last, track, after)
         if outcome is Outcome.ACK_COMMIT:
             oldest = self._ring.first(track.chain) or last
             if track.state.begin < oldest.begin:
@@ -234,7 +233,7 @@ class Sequencer:
             track.state = ProducerState(track.state.last_ack, track.state.max_clock, envelope.begin)
         return envelope
 
-    def _next_of_span(self, delivery: _Delivery) -> Envelope | None:
+    def _next_of_span(self, delivery: _Sequenced) -> Envelope | None:
         while not delivery.last_done:
             envelope = self._read_again(delivery) if delivery.stop is not None else None
             if envelope is None:
@@ -249,7 +248,7 @@ class Sequencer:
                 return envelope
         return None
 
-    def _read_again(self, delivery: _Delivery) -> Envelope | None:
+    def _read_again(self, delivery: _Sequenced) -> Envelope | None:
         """The next message of the producer in the replay, or None at its end."""
         source, stop, journal = delivery.replay, delivery.stop, delivery.last.journal
         if source is None or stop is None:
@@ -276,7 +275,7 @@ class Sequencer:
         delivery.stop = None
         return None
 
-    def _finish(self, delivery: _Delivery) -> None:
+    def _finish(self, delivery: _Sequenced) -> None:
         last, track = delivery.last, delivery.track
         if delivery.after is not None:
             self._ring.clear(track.chain)
@@ -302,10 +301,10 @@ class Sequencer:
         if floor > self._floors.get(journal, 0):
             self._floors[journal] = floor
 
-    def _is_busy(self, track: _Producer) -> bool:
+    def _is_busy(self, track: _TrackedProducer) -> bool:
         return self._delivery is not None and self._delivery.track is track
 
-    def _drop(self, key: tuple[str, int], track: _Producer) -> None:
+    def _drop(self, key: tuple[str, int], track: _TrackedProducer) -> None:
         """Forget a producer with what it has begun."""
         logger.warning(
             "producer %012x in %r never acknowledged what it began at position %d: it is dropped",

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from detent.errors import Invalid, LimitExceeded
 from detent.message.block import Carried, Clocks, Codes, Rows, SequencedBlock, sequence_block_scalar
-from detent.message.flags import ACK_TXN, CONTINUE_TXN
 from detent.message.grouping import group_rows, running_max
 from detent.message.sequence import NO_SPAN, Outcome, ProducerState, first_sight
+from detent.message.uuids import ACK_TXN, CONTINUE_TXN
 
 __all__ = ["BLOCK_ROWS_MAX", "SCALAR_ROWS_MAX", "sequence_block", "sequence_block_columns", "sequence_block_scalar"]
 
@@ -78,7 +78,7 @@ def sequence_block_columns(
     untracked = np.flatnonzero(clocks == 0)
     outcomes[untracked] = Outcome.OUTSIDE_COMMIT
     tracked = np.flatnonzero(clocks) if len(untracked) else None
-    table = _Table.build(producers, clocks, flags, tracked, states)
+    table = _ProducerTable.build(producers, clocks, flags, tracked, states)
     if floor:
         table = table.above_floor(floor, outcomes)
     if not bool(((table.flags == CONTINUE_TXN) | (table.flags == ACK_TXN)).any()):
@@ -93,7 +93,7 @@ def sequence_block_columns(
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _ProducerTable:
     """The tracked rows of a block, sorted by producer, and what was known of each producer before."""
 
     rows: Rows
@@ -115,7 +115,7 @@ class _Table:
         flags: NDArray[np.uint16],
         tracked: Rows | None,
         states: Mapping[int, ProducerState],
-    ) -> _Table:
+    ) -> _ProducerTable:
         groups = group_rows(producers if tracked is None else producers[tracked])
         rows = groups.rows if tracked is None else tracked[groups.rows]
         if len(groups.producers) > 1 or tracked is not None:
@@ -136,7 +136,7 @@ class _Table:
             np.array([state.begin for state in before], np.int64),
         )
 
-    def above_floor(self, floor: int, outcomes: Codes) -> _Table:
+    def above_floor(self, floor: int, outcomes: Codes) -> _ProducerTable:
         """Without the rows that unknown producers have before their first clock above the floor."""
         above = self.clocks > np.uint64(floor)
         lengths = np.diff(self.starts)
@@ -153,7 +153,7 @@ class _Table:
         clocks = self.clocks[keep]
         # A producer that was refused at first is seen for the first time at the row that is left.
         fresh = clocks[starts[:-1]] - np.uint64(1)
-        return _Table(
+        return _ProducerTable(
             self.rows[keep],
             clocks,
             self.flags[keep],
@@ -166,7 +166,7 @@ class _Table:
         )
 
 
-def _stand_alone(table: _Table, outcomes: Codes) -> SequencedBlock:
+def _stand_alone(table: _ProducerTable, outcomes: Codes) -> SequencedBlock:
     """The block of a stream without transactions, which needs none of the segments."""
     leads, lasts = table.starts[:-1], table.starts[1:] - 1
     fresh = np.empty(len(table.clocks), np.bool_)
@@ -211,7 +211,7 @@ class _Segments:
     """The number of the segment each of them ends."""
 
 
-def _segments(table: _Table, outcomes: Codes) -> _Segments:
+def _segments(table: _ProducerTable, outcomes: Codes) -> _Segments:
     group_of = np.repeat(np.arange(len(table.producers)), np.diff(table.starts))
     others = np.flatnonzero(table.flags != CONTINUE_TXN)
     clocks, group = table.clocks[others], group_of[others]
@@ -254,7 +254,7 @@ class _Spans:
     """Where each segment's begin in `index`."""
 
 
-def _spans(table: _Table, segments: _Segments, outcomes: Codes) -> _Spans:
+def _spans(table: _ProducerTable, segments: _Segments, outcomes: Codes) -> _Spans:
     is_continue = table.flags == CONTINUE_TXN
     index = np.flatnonzero(is_continue)
     counts = np.zeros(len(segments.start), np.int64)
@@ -292,7 +292,7 @@ def _spans(table: _Table, segments: _Segments, outcomes: Codes) -> _Spans:
 
 
 def _commit(
-    table: _Table, segments: _Segments, spans: _Spans, outcomes: Codes, untracked: Rows
+    table: _ProducerTable, segments: _Segments, spans: _Spans, outcomes: Codes, untracked: Rows
 ) -> tuple[Rows, list[Carried]]:
     closed = segments.closed
     rows, clocks = table.rows[segments.closers], table.clocks[segments.closers]
@@ -319,7 +319,9 @@ def _commit(
     return words, carried
 
 
-def _commit_words(table: _Table, segments: _Segments, spans: _Spans, commits: Mask, alone: Rows, *, bits: int) -> Rows:
+def _commit_words(
+    table: _ProducerTable, segments: _Segments, spans: _Spans, commits: Mask, alone: Rows, *, bits: int
+) -> Rows:
     """The committed rows in commit order, each with the row that committed it in the upper bits.
 
     `commits` tells which closers are ACKs that commit their span; `alone` are the rows that commit themselves.
@@ -352,7 +354,7 @@ def _commit_words(table: _Table, segments: _Segments, spans: _Spans, commits: Ma
 
 
 def _end(
-    table: _Table, segments: _Segments, spans: _Spans, base: int
+    table: _ProducerTable, segments: _Segments, spans: _Spans, base: int
 ) -> tuple[dict[int, ProducerState], dict[int, Rows]]:
     """The producers' states after the block, and the rows of the spans that stay open."""
     last = segments.last

@@ -10,8 +10,7 @@
 Declaring a graph:
 
     graph.py          `Graph`: sources, streams and sinks
-    declaration.py    one of these, as a value
-    place.py          a journal of the graph's store, or ``journal@store``
+    declaration.py    one of these, as a value, and the journals that it names
     plan.py           a graph as it was declared, and what is refused before it starts
     drawing.py        a graph as text or for Mermaid
 
@@ -33,7 +32,6 @@ Sinks that take effect once:
 
     sink_base.py      what they have in common
     sink_sql.py       rows and delivery key in one SQL transaction
-    delivery_rows.py  the tables for the keys
     sink_objects.py   one object a delivery, under a name that only one put can take
     sink_http.py      requests with an idempotency key
     sink_file.py      lines of one file
@@ -44,8 +42,7 @@ Looking and steering:
     status.py         how processors are doing
     settling.py       whether a graph has done all that there is to do
     tracing.py        where messages come from, hop by hop, with times
-    resetting.py      reading inputs again, and forgetting a processor
-    renaming.py       a processor under a new name keeps its progress
+    moving.py         reading inputs again; a new name for a processor; forgetting one
 
 Without a graph, `Tailer` and `Appender` are in `detent.stream`, with what all of this stands on.
 """

@@ -12,7 +12,7 @@ import msgspec
 
 from detent.errors import Busy, Corrupt, Fenced, Invalid, Unavailable
 from detent.journal import Message
-from detent.processor.declaration import Processor
+from detent.processor.declaration import JournalPlace, Processor
 from detent.processor.function import Function
 from detent.processor.inputs import Set, Singles
 from detent.processor.outcome import (
@@ -20,13 +20,12 @@ from detent.processor.outcome import (
     STEP_BYTES_MAX,
     TOPICS,
     TYPE,
-    Outcome,
-    Writer,
+    AnswerWriter,
+    StepOutcome,
     Written,
     encoded,
     error_body,
 )
-from detent.processor.place import Place
 from detent.processor.provenance import HEADER, named_inputs, origin_of, origins_of
 from detent.processor.step import Polled, Step
 from detent.runtime import thread
@@ -41,8 +40,8 @@ LOT: Final = 8
 """Input sets a thread that are run before what came of them is looked at."""
 
 NOT_OUTPUTS: Final = (Unavailable, Busy, Fenced, Corrupt)
-"""Failures that are nobody's output: what the message needs is away or broken, or this process was replaced. It is
-tried again, under the same key, by whoever runs the processor then."""
+"""Failures that are not an output: what the message needs is away or broken, or this process was replaced. It is tried
+again, under the same key, by the process that runs the processor then."""
 
 
 def noted(error: Exception, note: str) -> Exception:
@@ -63,19 +62,19 @@ def _ran(answer: Any) -> Written:
     if inspect.iscoroutine(answer) or inspect.isgenerator(answer):
         answer.close()
         raise Invalid(
-            f"the function answered {answer!r}, which nobody runs: declare it as `async def`, or do the work in it"
+            f"the function answered {answer!r}, which is not run: declare it as `async def`, or do the work in it"
         )
     return []
 
 
-class Caller:
+class FunctionCalls:
     """Runs input sets through a function, and gathers what comes of them."""
 
     def __init__(
         self,
         graph: str,
         processor: Processor,
-        errors: Place | None,
+        errors: JournalPlace | None,
         system: Any,
         run_coroutine: Callable[[Any], Any] | None = None,
         *,
@@ -88,16 +87,17 @@ class Caller:
         self._system = system
         self._function = Function(processor, run_coroutine)
         self._name = f"{graph}/{processor.name}"
-        self._writer = Writer(self._name, processor.outputs)
-        self._filters = bool(processor.types or processor.topics)
-        self._is_plain = self._function.is_plain and not self._filters and self._writer.only is not None
+        self._writer = AnswerWriter(self._name, processor.outputs)
+        self.filters = bool(processor.types or processor.topics)
+        """Whether some messages are none of its business."""
+        self._is_plain = self._function.is_plain and not self.filters and self._writer.only is not None
         self.identity = ""
         """Which processor it is, once that is known."""
         self._drops = drops
         self._caught = BaseException if drops else Exception
         """What a function may raise without ending the step. Who drops messages drops one whatever it raised."""
         self._dropped: list[BaseException] = []
-        self._left: dict[int, Outcome] = {}
+        self._left: dict[int, StepOutcome] = {}
         """What came of input sets that were run, and had no room in their step, by number."""
         self._ending = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
@@ -114,11 +114,6 @@ class Caller:
             self._pool.shutdown()
 
     # -- filters ------------------------------------------------------------------------------------------------
-
-    @property
-    def filters(self) -> bool:
-        """Whether some messages are none of its business."""
-        return self._filters
 
     def passing(self, one: Set) -> Set | None:
         """An input set with None in the place of messages that are filtered; None if nothing is left."""
@@ -145,8 +140,8 @@ class Caller:
         answer = function.call(one, step)
         key = f"{series}-{number}"
         if not self._processor.outputs and not function.yields:
-            return _ran(answer)  # what a sink answers is nobody's business otherwise
-        seen = messages if not self._filters else _seen(one, whole=function.whole)
+            return _ran(answer)  # what a sink answers is of no use otherwise
+        seen = messages if not self.filters else _seen(one, whole=function.whole)
         write = self._writer.many if function.yields else self._writer.written
         return write(answer, key, messages, seen)
 
@@ -159,7 +154,7 @@ class Caller:
         floor: int,
         failure: BaseException | None = None,
     ) -> tuple[Written, bool]:
-        """What comes of an input set, and whether it is an error; raises what nobody has a journal for. `failure` is
+        """What comes of an input set, and whether it is an error; raises what there is no journal for. `failure` is
         how the first try ended, if there was one."""
         attempt = 1
         if failure is not None and not isinstance(failure, Exception):
@@ -173,7 +168,7 @@ class Caller:
             if attempt > self._processor.retries:
                 break
             if self._ending.wait(self._pause_s(attempt)) and not self._drops:
-                raise failure  # told to stop: whoever goes on tries these inputs again, under their key
+                raise failure  # told to stop: the next run tries these inputs again, under their key
             attempt += 1
             failure = None
         if self._errors is None or isinstance(failure, NOT_OUTPUTS):
@@ -187,7 +182,7 @@ class Caller:
         first_s = self._processor.retry_pause_ms / 1000
         return Backoff(first_s, max(first_s, RETRY_PAUSE_S_MAX)).pause_s(failures)
 
-    def poll(self, series: str, number: int, cursor: bytes) -> tuple[Outcome, bytes]:
+    def poll(self, series: str, number: int, cursor: bytes) -> tuple[StepOutcome, bytes]:
         """What a source has to say, and its next cursor."""
         function = self._function
         step = self._step((), series, number, number, 1) if function.wants_step else None
@@ -196,7 +191,7 @@ class Caller:
             raise Invalid(f"the source {self._name} answers Polled(values, cursor), not {type(answer).__name__}")
         if isinstance(answer.values, str | bytes | Mapping):
             raise Invalid(f"Polled takes a list of values, not {type(answer.values).__name__}: each is a message")
-        outcome = Outcome()
+        outcome = StepOutcome()
         key = f"{series}-{number}"
         outcome.gave(self._writer.many(answer.values, key, ()))
         if isinstance(answer.cursor, bytes | bytearray | memoryview):
@@ -208,10 +203,10 @@ class Caller:
 
     # -- a step -------------------------------------------------------------------------------------------------
 
-    def run(self, sets: Sequence[Set], series: str, first: int) -> tuple[Outcome, BaseException | None]:
+    def run(self, sets: Sequence[Set], series: str, first: int) -> tuple[StepOutcome, BaseException | None]:
         """Run input sets in order. Ends at the first that fails for good: answers what came of those before, and the
         error. (Where such are dropped, it goes on, and answers the first error in the end.)"""
-        outcome = Outcome()
+        outcome = StepOutcome()
         self._dropped = []
         if self._function.whole:
             run = self._run_whole
@@ -227,7 +222,7 @@ class Caller:
             error = stopped  # it ends programs: the runner raises it, after it has kept what came before
         return outcome, error or next(iter(self._dropped), None)
 
-    def _run_each(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
+    def _run_each(self, sets: Sequence[Set], series: str, first: int, outcome: StepOutcome) -> BaseException | None:
         for number, one in enumerate(sets, first):
             error = self._run_one(one, series, number, first, outcome)
             if error is not None:
@@ -236,7 +231,7 @@ class Caller:
                 break
         return None
 
-    def _failed(self, error: BaseException, outcome: Outcome, sets: int = 1) -> BaseException | None:
+    def _failed(self, error: BaseException, outcome: StepOutcome, sets: int = 1) -> BaseException | None:
         """Input sets that failed for good: an end, or nothing."""
         if not self._drops:
             return error
@@ -244,16 +239,20 @@ class Caller:
         outcome.nothing(sets)
         return None
 
-    def _run_plain(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
+    def _run_plain(self, sets: Sequence[Set], series: str, first: int, outcome: StepOutcome) -> BaseException | None:
         """The most usual kind of function, in the fewest steps: one input, one output, and nothing asked for. It does
         what `_run_one` does, for half the price of a message."""
-        call, only, stamp = self._function.plain(), self._writer.only, self._writer.begun_stamp(series)
+        called, decode = self._function.called, self._function.decode
+        call: Callable[[Any], Any] = called if decode is None else lambda raw: called(decode(raw))
+        only, stamp = self._writer.only, self._writer.begun_stamp(series)
         assert only is not None
         out = outcome.to(only)
         columns = zip(*_columns(sets, self._function.takes_message), strict=True)
         for number, (taken, key, origin) in enumerate(columns, first):
             try:
                 answer = call(taken)
+                # A dictionary is the most usual answer: with one output it is one message.
+                body = answer if type(answer) is bytes else encoded(answer) if type(answer) is dict else None
             except self._caught as failure:
                 error = self._run_one(sets[number - first], series, number, first, outcome, failure)
                 if error is not None:
@@ -261,11 +260,10 @@ class Caller:
                 if outcome.bytes > STEP_BYTES_MAX:
                     break
                 continue
-            size = len(answer) + len(key or b"") if type(answer) is bytes else STEP_BYTES_MAX
-            if size < STEP_BYTES_MAX:
+            if body is not None and (size := len(body) + len(key or b"")) < STEP_BYTES_MAX:
                 outcome.outputs += 1
                 outcome.bytes += size
-                out.bodies.append(answer)
+                out.bodies.append(body)
                 out.keys.append(key)
                 out.tags.append(f"{stamp}{number} {origin}")
             elif answer is None:
@@ -284,12 +282,12 @@ class Caller:
         series: str,
         number: int,
         floor: int,
-        outcome: Outcome,
+        outcome: StepOutcome,
         failure: BaseException | None = None,
         answer: Any = None,
     ) -> BaseException | None:
         """One input set; `failure` or `answer` is what its first call has come to, if there was one."""
-        passing = self.passing(one) if self._filters else one
+        passing = self.passing(one) if self.filters else one
         if passing is None:
             outcome.nothing()
             return None
@@ -306,8 +304,8 @@ class Caller:
         outcome.gave(written, is_error=is_error)
         return None
 
-    def _run_whole(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
-        passing = [found for one in sets if (found := self.passing(one) if self._filters else one) is not None]
+    def _run_whole(self, sets: Sequence[Set], series: str, first: int, outcome: StepOutcome) -> BaseException | None:
+        passing = [found for one in sets if (found := self.passing(one) if self.filters else one) is not None]
         if not passing:
             outcome.nothing(len(sets))
             return None
@@ -316,7 +314,7 @@ class Caller:
             written, is_error = self._tried(passing, messages, series, first, first)
         except self._caught as error:  # the runner raises it
             return self._failed(error, outcome, len(sets))
-        rest = Outcome()
+        rest = StepOutcome()
         rest.gave(written, is_error=is_error)
         outcome.outgoing = rest.outgoing
         outcome.nils = len(sets) - len(passing) if rest.outputs or rest.errors else len(sets)
@@ -324,7 +322,7 @@ class Caller:
         outcome.errors = len(passing) if rest.errors else 0
         return None
 
-    def _run_parallel(self, sets: Sequence[Set], series: str, first: int, outcome: Outcome) -> BaseException | None:
+    def _run_parallel(self, sets: Sequence[Set], series: str, first: int, outcome: StepOutcome) -> BaseException | None:
         """Some input sets after the others, so that little is in memory; of each lot, what comes of them in the order
         of the input. What was run and has no room any more is kept for the next step: it is not run again."""
         left, self._left = self._left, {}
@@ -344,20 +342,20 @@ class Caller:
         return None
 
     def _run_lanes(
-        self, sets: Sequence[Set], series: str, first: int, floor: int, left: Mapping[int, Outcome]
-    ) -> list[tuple[Outcome, BaseException | None]]:
+        self, sets: Sequence[Set], series: str, first: int, floor: int, left: Mapping[int, StepOutcome]
+    ) -> list[tuple[StepOutcome, BaseException | None]]:
         """Input sets of different keys at once, those of one key in order. Those behind a failure in their lane have to
         wait for it, and are empty."""
         lanes: dict[Any, list[int]] = {}
         for index, one in enumerate(sets):
             key = next((message.key for message in one if message.key is not None), None)
             lanes.setdefault(index if key is None else key, []).append(index)
-        parts: list[tuple[Outcome, BaseException | None]] = [(Outcome(), None) for _ in sets]
+        parts: list[tuple[StepOutcome, BaseException | None]] = [(StepOutcome(), None) for _ in sets]
 
         def lane(indexes: list[int]) -> None:
             for index in indexes:
                 known = left.get(first + index)
-                part = Outcome() if known is None else known
+                part = StepOutcome() if known is None else known
                 error = None if known else self._run_one(sets[index], series, first + index, floor, part)
                 parts[index] = (part, error)
                 if error is not None:
@@ -379,7 +377,7 @@ def _columns(sets: Sequence[Set], as_messages: bool) -> tuple[Sequence[Any], lis
     return taken, [message.key for message in messages], [origin_of(message) for message in messages]
 
 
-def _add(outcome: Outcome, part: Outcome) -> None:
+def _add(outcome: StepOutcome, part: StepOutcome) -> None:
     for place, out in part.outgoing.items():
         outcome_out = outcome.outgoing.setdefault(place, out)
         if outcome_out is not out:

@@ -6,12 +6,11 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from detent import names
 from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
-from detent.processor.place import Place, place
 from detent.stream.following import Start
 
 NAME_MAX: Final = 80
@@ -38,6 +37,27 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 DELIVERIES: Final = ("exactly-once", "at-most-once")
 
 
+class JournalPlace(NamedTuple):
+    """A journal, and the name that the graph has for its store; "" is the graph's own."""
+
+    journal: str
+    store: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.journal}@{self.store}" if self.store else self.journal
+
+
+def place(text: str) -> JournalPlace:
+    """From ``orders`` or ``orders@archive``."""
+    if not isinstance(text, str):
+        raise Invalid(f"a journal is named by text such as 'orders' or 'orders@archive', not by {text!r}")
+    journal, at, store = text.partition("@")
+    names.check_name(journal, "journal")
+    if at:
+        names.check_name(store, "store")
+    return JournalPlace(journal, store)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
     """A source, a stream or a sink. Made by `source`, `stream` and `sink`, or by a graph's decorators."""
@@ -46,23 +66,23 @@ class Processor:
     kind: Kind
     function: Callable[..., Any] | None
     mode: Mode
-    inputs: tuple[Place, ...]
-    outputs: Mapping[str, Place]
+    inputs: tuple[JournalPlace, ...]
+    outputs: Mapping[str, JournalPlace]
     """By the names that the function knows them by."""
-    errors: Place | None
-    types: frozenset[str]
-    topics: frozenset[str]
-    delivery: Delivery | None
+    errors: JournalPlace | None = None
+    types: frozenset[str] = frozenset()
+    topics: frozenset[str] = frozenset()
+    delivery: Delivery | None = None
     """None: as the graph says."""
-    batch: int
-    whole: bool
+    batch: int = 1
+    whole: bool = False
     """Whether the function takes the batch as a list, instead of being called for each input set."""
-    parallel: int
-    retries: int
-    retry_pause_ms: int
-    start: Start
-    every_ms: int
-    formerly: str | None
+    parallel: int = 1
+    retries: int = 0
+    retry_pause_ms: int = 0
+    start: Start = "earliest"
+    every_ms: int = 0
+    formerly: str | None = None
     errors_off: bool = False
     """Whether the graph's error journal is not for this one."""
 
@@ -95,7 +115,7 @@ def source(
     every: Duration = "1s",
     formerly: str | None = None,
 ) -> Processor:
-    """A journal that messages come in by: written by `send`, by appenders, by anybody.
+    """A journal that messages come in by: written by `send`, by appenders, by any program.
 
     With a function it is asked every so often: the function gets what it answered last as its `cursor` (None at first),
     and answers ``Polled(values, cursor)``. Values and cursor are committed together, so none is lost or repeated.
@@ -110,16 +130,6 @@ def source(
         mode="none",
         inputs=(),
         outputs={name if output is None else output: place(name if output is None else output)},
-        errors=None,
-        types=frozenset(),
-        topics=frozenset(),
-        delivery=None,
-        batch=1,
-        whole=False,
-        parallel=1,
-        retries=0,
-        retry_pause_ms=0,
-        start="earliest",
         every_ms=every_ms,
         formerly=None if formerly is None else _name(formerly),
         errors_off=True,
@@ -161,8 +171,8 @@ def _processor(
     name: str,
     kind: Kind,
     function: Callable[..., Any],
-    inputs: tuple[Mode, tuple[Place, ...]],
-    outputs: Mapping[str, Place],
+    inputs: tuple[Mode, tuple[JournalPlace, ...]],
+    outputs: Mapping[str, JournalPlace],
     *,
     types: str | Iterable[str] = (),
     topics: str | Iterable[str] = (),
@@ -204,7 +214,6 @@ def _processor(
         retries=_number(retries, 0, RETRIES_MAX, f"retries of {name!r}"),
         retry_pause_ms=milliseconds(retry_pause),
         start=start,
-        every_ms=0,
         formerly=None if formerly is None else _name(formerly),
     )
 
@@ -244,7 +253,7 @@ def _is(kind: Callable[[Any], bool], function: Any) -> bool:
     return kind(function) or kind(getattr(type(function), "__call__", None))  # noqa: B004 - not whether, but what
 
 
-def _inputs(name: str, one: Any, join: Any, any_of: Any) -> tuple[Mode, tuple[Place, ...]]:
+def _inputs(name: str, one: Any, join: Any, any_of: Any) -> tuple[Mode, tuple[JournalPlace, ...]]:
     given = [what for what in (one, join, any_of) if what is not None]
     if len(given) != 1:
         raise Invalid(f"the processor {name!r} has one of input='...', join=[...] and any_of=[...]")
@@ -259,7 +268,7 @@ def _inputs(name: str, one: Any, join: Any, any_of: Any) -> tuple[Mode, tuple[Pl
     return ("zip" if join is not None else "any"), places
 
 
-def _outputs(name: str, one: Any, many: Any) -> dict[str, Place]:
+def _outputs(name: str, one: Any, many: Any) -> dict[str, JournalPlace]:
     if one is not None and many is not None:
         raise Invalid(f"{name!r} has output='...' or outputs=[...], not both")
     if one is not None:

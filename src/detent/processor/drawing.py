@@ -16,9 +16,8 @@ import heapq
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from detent.processor.declaration import Processor
-from detent.processor.place import Place
-from detent.processor.plan import GraphPlan, dependencies, errors_of
+from detent.processor.declaration import JournalPlace, Processor
+from detent.processor.plan import GraphPlan, errors_of
 
 READS: Final = "○"
 WRITES: Final = "●"
@@ -35,9 +34,9 @@ def drawn(graph: GraphPlan, kind: Literal["text", "mermaid"]) -> str:
 
 
 def rows_of(graph: GraphPlan) -> list[Processor]:
-    """The processors, each after those that write what it reads, and otherwise as they were declared: whoever has
-    written the file finds them again."""
-    needed = {name: set(names) for name, names in dependencies(graph.processors, graph.errors).items()}
+    """The processors, each after those that write what it reads, and otherwise as they were declared, as
+    in the file."""
+    needed = {name: set(names) for name, names in graph.dependencies().items()}
     place = {one.name: index for index, one in enumerate(graph.processors)}
     readers: dict[str, list[str]] = {}
     for name, names in needed.items():
@@ -72,7 +71,7 @@ def _text(graph: GraphPlan) -> str:
     return "\n".join([*lines, "", LEGEND])
 
 
-def _lanes(rows: Sequence[Processor], errors: Place | None) -> list[Place]:
+def _lanes(rows: Sequence[Processor], errors: JournalPlace | None) -> list[JournalPlace]:
     """The journals from left to right, as they are written; those for errors alone are at the right, so that their
     lines cross nothing but each other."""
     outputs = dict.fromkeys(place for one in rows for place in one.outputs.values())
@@ -80,9 +79,9 @@ def _lanes(rows: Sequence[Processor], errors: Place | None) -> list[Place]:
     return [*outputs, *(place for place in failed if place not in outputs)]
 
 
-def _ends(rows: Sequence[Processor], errors: Place | None) -> dict[Place, tuple[int, int]]:
+def _ends(rows: Sequence[Processor], errors: JournalPlace | None) -> dict[JournalPlace, tuple[int, int]]:
     """The first and the last row that has to do with a journal."""
-    ends: dict[Place, tuple[int, int]] = {}
+    ends: dict[JournalPlace, tuple[int, int]] = {}
     for index, one in enumerate(rows):
         own = errors_of(one, errors)
         for place in (*one.inputs, *one.outputs.values(), *([] if own is None else [own])):
@@ -90,7 +89,7 @@ def _ends(rows: Sequence[Processor], errors: Place | None) -> dict[Place, tuple[
     return ends
 
 
-def _marks(processor: Processor, lanes: Sequence[Place], errors: Place | None) -> dict[int, str]:
+def _marks(processor: Processor, lanes: Sequence[JournalPlace], errors: JournalPlace | None) -> dict[int, str]:
     """What a processor does, by lane."""
     own = errors_of(processor, errors)
     found: dict[int, str] = {}
@@ -120,7 +119,7 @@ def _row(marks: dict[int, str], live: Sequence[bool]) -> str:
     return "".join(cells)[:-1]
 
 
-def _said(processor: Processor, errors: Place | None) -> str:
+def _said(processor: Processor, errors: JournalPlace | None) -> str:
     """The same in words: a lane is known by the row in which it begins."""
     read = JOINED[processor.mode].join(map(str, processor.inputs))
     written = ", ".join(map(str, processor.outputs.values()))
@@ -143,7 +142,7 @@ def _mermaid(graph: GraphPlan) -> str:
     links = []
     for index, one in enumerate(rows):
         if not one.runs:
-            continue  # a journal that somebody else writes
+            continue  # a journal that other programs write
         name = f"p{index}"
         shape = {"source": "([{}])", "stream": "[{}]", "sink": "[[{}]]"}[one.kind]
         lines.append(f"    {name}{shape.format(_quoted(one.name))}")
@@ -154,7 +153,7 @@ def _mermaid(graph: GraphPlan) -> str:
     return "\n".join([*lines, *links])
 
 
-def _journal_nodes(journals: dict[Place, str]) -> list[str]:
+def _journal_nodes(journals: dict[JournalPlace, str]) -> list[str]:
     """The journals, those of each other store in a box of its own."""
     lines = []
     stores = dict.fromkeys(place.store for place in journals)

@@ -27,19 +27,18 @@ class Function:
     """A processor's function, and how its parameters are filled."""
 
     def __init__(self, processor: Processor, run_coroutine: Callable[[Any], Any] | None) -> None:
-        assert processor.function is not None
-        self._function = processor.function
-        self._run = run_coroutine if processor.is_async else None
+        self.called = _awaited(processor, run_coroutine)
+        """The function, as one that answers what it comes to: a coroutine is run."""
         self.yields = processor.is_generator
         self.whole = processor.whole
         inputs = len(processor.inputs) if processor.mode == "zip" else 1
         decoders, self.wants_step = _parameters(processor, inputs)
         self.converts = [_convert(decode) for decode in decoders]
-        self._convert = self.converts[0] if len(decoders) == 1 else None
-        self._decode = decoders[0] if len(decoders) == 1 else None
-        self.is_plain = self._convert is not None and not (self.wants_step or self.yields or self.whole)
-        self.takes_message = self.is_plain and self._decode is None
-        """Whether `plain` takes messages, and no bodies."""
+        self.is_plain = len(decoders) == 1 and not (self.wants_step or self.yields or self.whole)
+        """Whether it takes one message, or what its body is decoded to, and asks for nothing else."""
+        self.takes_message = self.is_plain and decoders[0] is None
+        self.decode = None if decoders[0] is bytes else decoders[0]
+        """From a body to what a plain function takes; None if it takes the body or the message."""
 
     def call(self, messages: Set | Sequence[Set], step: Step | None) -> Any:
         """Its answer for an input set, or for a whole batch of them."""
@@ -48,29 +47,26 @@ class Function:
                 [None if one[index] is None else convert(one[index]) for one in messages]  # type: ignore[index]
                 for index, convert in enumerate(self.converts)
             ]
-        elif self._convert is not None:
-            arguments = [self._convert(messages[0])]  # type: ignore[arg-type]
+        elif len(self.converts) == 1:
+            arguments = [self.converts[0](messages[0])]  # type: ignore[arg-type]
         else:
             arguments = [
                 None if message is None else convert(message)  # type: ignore[arg-type]
                 for convert, message in zip(self.converts, messages, strict=True)
             ]
-        answer = self._function(*arguments, step=step) if self.wants_step else self._function(*arguments)
-        return answer if self._run is None else self._run(answer)
-
-    def plain(self) -> Callable[[Any], Any]:
-        """From one message, or its body, to an answer: where nothing else is asked for."""
-        function, decode, run = self._function, self._decode, self._run
-        if run is not None:
-            return lambda taken: run(function(taken if decode is None else decode(taken)))
-        if decode is None or decode is bytes:
-            return function
-        return lambda body: function(decode(body))
+        return self.called(*arguments, step=step) if self.wants_step else self.called(*arguments)
 
     def ask(self, cursor: Any, step: Step | None) -> Any:
         """The answer of a source."""
-        answer = self._function(cursor, step=step) if self.wants_step else self._function(cursor)
-        return answer if self._run is None else self._run(answer)
+        return self.called(cursor, step=step) if self.wants_step else self.called(cursor)
+
+
+def _awaited(processor: Processor, run_coroutine: Callable[[Any], Any] | None) -> Callable[..., Any]:
+    function = processor.function
+    assert function is not None
+    if run_coroutine is None or not processor.is_async:
+        return function
+    return lambda *values, **named: run_coroutine(function(*values, **named))
 
 
 def _parameters(processor: Processor, inputs: int) -> tuple[list[Decode | None], bool]:
@@ -115,7 +111,7 @@ def _wants_step(parameters: Mapping[str, inspect.Parameter], inputs: int, named:
 
 
 def _hints(function: Any, named: str) -> dict[str, Any]:
-    """What each parameter is annotated with. What the function returns is nobody's business, and may be a name that is
+    """What each parameter is annotated with. What the function returns does not matter, and may be a name that is
     only there for a type checker; a parameter that is annotated so would be filled with something else than it says."""
     try:
         written = dict(getattr(function, "__annotations__", {}))

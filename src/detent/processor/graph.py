@@ -51,8 +51,9 @@ class Graph(GraphPlan):
     ) -> str:
         """Declare a journal that messages come in by. Answers its name.
 
-        Anybody may write it: `LiveGraph.send`, an appender, another program. With `poll`, a function of a cursor that
-        answers ``Polled(values, cursor)``, the graph asks for messages itself, whenever it has none every so often.
+        It is open to all writers: `LiveGraph.send`, an appender, another program. With `poll`, a function of a cursor
+        that answers ``Polled(values, cursor)``, the graph asks for messages itself, and again every so often where
+        there were none.
         """
         self.add(declaration.source(name, poll, output=output, every=every, formerly=formerly))
         return name if output is None else output

@@ -15,8 +15,7 @@ from detent.errors import NotFound
 from detent.journal import Message
 from detent.journal.columns import Rows
 from detent.journal.reader import Whereabouts
-from detent.processor.declaration import Mode
-from detent.processor.place import Place
+from detent.processor.declaration import JournalPlace, Mode
 from detent.processor.records import JournalId, Snapshot
 from detent.stream.bell import Growth, close_all, wait_for_any
 from detent.stream.following import Following
@@ -33,7 +32,7 @@ Chosen = list[tuple[str, int]]
 
 
 class Singles(Sequence[Set]):
-    """Input sets of one message each. Whoever needs only some columns of them takes those of `rows`."""
+    """Input sets of one message each. Callers that need only some columns take those of `rows`."""
 
     __slots__ = ("rows",)
 
@@ -68,13 +67,13 @@ class Taken:
     """Positions after so many sets."""
 
 
-class Inputs:
+class ProcessorInputs:
     """The journals of one processor, followed from its snapshot on. For one thread; only `wait` may be woken."""
 
     def __init__(
         self,
         mode: Mode,
-        places: Sequence[Place],
+        places: Sequence[JournalPlace],
         stores: Mapping[str, Store],
         snapshot: Snapshot,
         bell: threading.Event,
@@ -203,7 +202,7 @@ def is_other(found: Whereabouts | None, known: JournalId | None) -> bool:
     return known is not None and (found is None or (found.number, found.created_ms) != known)
 
 
-def _followed(store: Store, place: Place, snapshot: Snapshot) -> Following:
+def _followed(store: Store, place: JournalPlace, snapshot: Snapshot) -> Following:
     name = str(place)
     number, created_ms = snapshot.journals.get(name, (None, None))
     at = snapshot.positions[name]

@@ -7,27 +7,26 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.durations import Duration, milliseconds
 from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.journal import Appended, Message
-from detent.processor import renaming, resetting, settling, status, tracing
-from detent.processor.declaration import Processor
+from detent.processor import moving, settling, status, tracing
+from detent.processor.declaration import JournalPlace, Processor, place
 from detent.processor.outcome import encoded, headers_of, key_of
-from detent.processor.place import Place, place
 from detent.processor.plan import GraphPlan, OpenGraph, consumer_name
 from detent.processor.recovery import check_same_inputs, shape_of
 from detent.processor.runner import Runner
 from detent.processor.step import Out
 from detent.processor.task import ProcessorTask, SupervisedProcessor
-from detent.runtime.loop import call_on, loop_in_thread
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.supervisor import OnEvent, Supervised
 from detent.runtime.target import refuse_while_loading
-from detent.stream.members import new_member
-from detent.stream.membership import BEATS, Beats
+from detent.stream.membership import BEATS, Beats, new_member
+from detent.stream.opening import coroutines_run, opened_stores, store_url
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -40,36 +39,21 @@ STOP_TIMEOUT: Final = "60s"
 logger = logging.getLogger("detent.processor")
 
 
-def store_url(graph: GraphPlan, store: str | None) -> str:
-    """The store of a graph; `Invalid` if nobody names one."""
-    url = store or graph.store or os.environ.get("DETENT_URL")
-    if not url:
-        raise Invalid(f"no store: write Graph({graph.name!r}, store='file:./data'), or set DETENT_URL")
-    return url
-
-
 @contextmanager
 def opened(
     graph: GraphPlan, store: str | Store | None = None, *, on_event: OnEvent | None = None, member: str | None = None
 ) -> Iterator[LiveGraph]:
     """The graph with its stores open. At the end its processors are stopped."""
-    import detent
-
     graph.check()
-    with ExitStack() as stack:
-        own: Store
-        if isinstance(store, detent.Store):
-            own = store
-        else:
-            own = stack.enter_context(detent.open(store_url(graph, store)))
-        stores = {name: stack.enter_context(detent.open(url)) for name, url in graph.stores.items()}
-        _refuse_twins({"": own, **stores})
-        run_coroutine = None
-        if any(processor.is_async for processor in graph.processors):
-            run_coroutine = call_on(stack.enter_context(loop_in_thread()))
-        live = LiveGraph(graph, {"": own, **stores}, run_coroutine, on_event, member)
-        stack.callback(live.stop)
-        yield live
+    url = partial(store_url, f"Graph({graph.name!r}, store='file:./data')", graph.store)
+    is_async = any(processor.is_async for processor in graph.processors)
+    with opened_stores(url, store, graph.stores) as stores, coroutines_run(is_async) as run_coroutine:
+        _refuse_twins(stores)
+        live = LiveGraph(graph, stores, run_coroutine, on_event, member)
+        try:
+            yield live
+        finally:
+            live.stop()
 
 
 def _refuse_twins(stores: Mapping[str, Store]) -> None:
@@ -145,7 +129,7 @@ class LiveGraph:
             self.graph.processor(name)
         running = [one for one in chosen if one.runs]
         self._check_shapes([one for one in running if one.name not in migrate])
-        renaming.take_over(self.opened, running)
+        moving.take_over(self.opened, running)
         for processor in chosen:
             if processor.runs:
                 self._life(processor, processor.name in migrate).start()
@@ -155,7 +139,7 @@ class LiveGraph:
         return [one.name for one in running]
 
     def _check_shapes(self, processors: Sequence[Processor]) -> None:
-        """Refuse what cannot go on, before anybody has begun. (Each looks again when it opens its record: that is what
+        """Refuse what cannot go on, before any has begun. (Each looks again when it opens its record: that is what
         counts.)"""
         known = status.records(self.opened)
         for processor in processors:
@@ -261,8 +245,8 @@ class LiveGraph:
         journal = self.stores[where.store].journal(where.journal)
         return journal.append(encoded(value), key=raw, headers=headers_of(out))
 
-    def _source(self, to: str | None) -> Place:
-        """A journal that somebody reads, or a source: what is sent anywhere else would be lost unnoticed."""
+    def _source(self, to: str | None) -> JournalPlace:
+        """A journal that a processor reads, or a source: what is sent anywhere else would be lost unnoticed."""
         sources = {one.name: next(iter(one.outputs.values())) for one in self.graph.processors if one.kind == "source"}
         if to is None:
             if len(sources) != 1:
@@ -273,10 +257,12 @@ class LiveGraph:
             return where
         if to not in sources:
             listed = ", ".join(map(str, sources.values())) or "none"
-            raise Invalid(f"the graph {self.graph.name!r} has no source {to!r}, and nobody reads it: it has {listed}")
+            raise Invalid(
+                f"the graph {self.graph.name!r} has no source {to!r}, and no processor reads it: it has {listed}"
+            )
         return sources[to]
 
-    def _place(self, text: str) -> Place:
+    def _place(self, text: str) -> JournalPlace:
         found = place(text)
         if found.store not in self.stores:
             raise Invalid(f"the graph {self.graph.name!r} has no store {found.store!r}")
@@ -328,7 +314,7 @@ class LiveGraph:
         does not end, and what made it fail is raised if it does so several times with no step in between."""
         processors = self.graph.processors
         dropping = {one.name for one in processors if self.graph.delivery_of(one) == "at-most-once"}
-        patience = settling.Patience(dropping)
+        patience = settling.RestartPatience(dropping)
         settling.settle(self._lives.values(), self.stores, None, stopping, patience)
 
     def reset(
@@ -336,7 +322,7 @@ class LiveGraph:
     ) -> Mapping[str, int]:
         """Have a processor read its inputs again from other offsets: "earliest", "latest", a number, or a number for
         each input; or from a `time` on. What it does then are new deliveries, under new keys. Answers the offsets."""
-        offsets = resetting.reset(self.opened, self.graph.processor(name), to, time)
+        offsets = moving.reset(self.opened, self.graph.processor(name), to, time)
         life = self._lives.get(name)
         if life is not None and life.is_alive:
             life.restart()  # one that waits for messages would not hear of it before the next one
@@ -344,7 +330,7 @@ class LiveGraph:
 
     def forget(self, name: str) -> None:
         """Delete the progress of a processor, which the graph need not have any more. One of that name begins anew."""
-        resetting.forget(self.opened, name)
+        moving.forget(self.opened, name)
 
 
 def _ignore(what: str, processor: str, more: str) -> None:

@@ -19,7 +19,7 @@ from detent.errors import Invalid, LimitExceeded
 from detent.finite import encode_json
 from detent.journal import Message
 from detent.journal import operations as journal_ops
-from detent.processor.place import Place
+from detent.processor.declaration import JournalPlace
 from detent.processor.provenance import HEADER, born_ms, named_inputs
 from detent.processor.records import Owed
 from detent.processor.step import Out
@@ -45,7 +45,7 @@ STEP_BYTES_MAX: Final = 4 << 20
 BATCH_FROM: Final = 8
 """From so many messages on they are written as columns, whose limits are checked all at once."""
 
-OneWritten = tuple[Place, bytes, bytes | None, dict[str, str]]
+OneWritten = tuple[JournalPlace, bytes, bytes | None, dict[str, str]]
 Written = list[OneWritten]
 """Messages, each with where it goes: place, body, key and headers."""
 
@@ -54,7 +54,7 @@ _HERE: Final = str(Path(__file__).parent) + os.sep
 _json: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Outgoing:
+class JournalOutput:
     """Messages for one journal, in columns."""
 
     __slots__ = ("bodies", "keys", "tags")
@@ -80,16 +80,16 @@ class Outgoing:
         headers = header_column(HEADER, tags) if set(map(type, tags)) == {str} else self.headers
         return journal_ops.AppendBatch(journal, content_batch(self.bodies, keys, headers))
 
-    def owed(self, place: Place) -> Owed:
+    def owed(self, place: JournalPlace) -> Owed:
         """The same, for another store."""
         return Owed(place.store, place.journal, self.bodies, self.keys, self.headers)
 
 
-class Outcome:
+class StepOutcome:
     """What a step has come to so far. Input sets are added in order, each whole."""
 
     def __init__(self) -> None:
-        self.outgoing: dict[Place, Outgoing] = {}
+        self.outgoing: dict[JournalPlace, JournalOutput] = {}
         self.bytes = 0
         self.outputs = 0
         self.errors = 0
@@ -104,16 +104,14 @@ class Outcome:
         """Input sets that gave nothing."""
         self.nils += sets
 
-    def to(self, place: Place) -> Outgoing:
+    def to(self, place: JournalPlace) -> JournalOutput:
         """The messages for a journal."""
         outgoing = self.outgoing.get(place)
         if outgoing is None:
-            outgoing = self.outgoing[place] = Outgoing()
+            outgoing = self.outgoing[place] = JournalOutput()
         return outgoing
 
-    def gave(
-        self, written: Iterable[tuple[Place, bytes, bytes | None, dict[str, str]]], *, is_error: bool = False
-    ) -> None:
+    def gave(self, written: Iterable[OneWritten], *, is_error: bool = False) -> None:
         """An input set that gave these messages."""
         empty = True
         for place, body, key, headers in written:
@@ -140,22 +138,18 @@ class Outcome:
         return [out.owed(place) for place, out in self.outgoing.items() if place.store and out.bodies]
 
 
-class Writer:
+class AnswerWriter:
     """Turns what a function answered into messages for the processor's outputs."""
 
-    def __init__(self, name: str, outputs: Mapping[str, Place]) -> None:
+    def __init__(self, name: str, outputs: Mapping[str, JournalPlace]) -> None:
         self._outputs = outputs
-        self._only = next(iter(outputs.values())) if len(outputs) == 1 else None
+        self.only = next(iter(outputs.values())) if len(outputs) == 1 else None
+        """The output, where there is one."""
         self._prefix = f"1 {name} "
 
     def stamp(self, key: str, messages: Sequence[Message]) -> str:
         """What each output says of where it comes from."""
         return f"{self._prefix}{key} {born_ms(messages)} {named_inputs(messages)}"
-
-    @property
-    def only(self) -> Place | None:
-        """The output, where there is one."""
-        return self._only
 
     def begun_stamp(self, series: str) -> str:
         """How all the stamps of a series begin: the number of the input set comes next, and what `origin_of` says."""
@@ -182,7 +176,7 @@ class Writer:
         """One answer as values with their outputs."""
         if isinstance(answer, Out):
             return [answer]
-        if self._only is not None:
+        if self.only is not None:
             return [Out(answer)]
         if not self._outputs:
             raise Invalid(f"a sink answers nothing, not {type(answer).__name__}: make it a stream to write that")
@@ -198,17 +192,15 @@ class Writer:
                 found += [_aimed(one, to) if isinstance(one, Out) else Out(one, to=to) for one in several(value)]
         return found
 
-    def _place(self, to: Any) -> Place:
-        if to is None and self._only is not None:
-            return self._only
+    def _place(self, to: Any) -> JournalPlace:
+        if to is None and self.only is not None:
+            return self.only
         found = self._outputs.get(to)
         if found is None:
             raise Invalid(f"there is no output {to!r}: this processor has {', '.join(self._outputs) or 'none'}")
         return found
 
-    def _message(
-        self, out: Out, stamp: str, inherited: bytes | None
-    ) -> tuple[Place, bytes, bytes | None, dict[str, str]]:
+    def _message(self, out: Out, stamp: str, inherited: bytes | None) -> OneWritten:
         key = inherited if out.key is None else key_of(out.key)
         return self._place(out.to), encoded(out.value), key, headers_of(out, stamp)
 
@@ -224,8 +216,7 @@ def key_of(key: Any) -> bytes:
 
 def _size(body: bytes, key: bytes | None, headers: Mapping[str, str]) -> int:
     """How many bytes a message has, as its journal counts them."""
-    text_bytes = journal_ops.text_bytes
-    return len(body) + len(key or b"") + sum(text_bytes(name) + text_bytes(text) for name, text in headers.items())
+    return len(body) + len(key or b"") + journal_ops.headers_bytes(headers)
 
 
 def several(answer: Any) -> Sequence[Any]:
@@ -272,7 +263,7 @@ def encoded(value: Any) -> bytes:
     try:
         return encode_json(value, _json)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise Invalid(f"{type(value).__name__} does not become JSON, and is no bytes: {error}") from error
+        raise Invalid(f"{type(value).__name__} does not become JSON, and is not bytes: {error}") from error
 
 
 def headers_of(out: Out, stamp: str | None = None) -> dict[str, str]:
@@ -321,7 +312,7 @@ def text_of(error: BaseException, *, notes: bool = False) -> str:
 
 
 def _whole_characters(text: str) -> str:
-    """Text that becomes JSON: file names that are no UTF-8 are in some errors' texts as halves of characters."""
+    """Text that becomes JSON: file names that are not UTF-8 are in some errors' texts as halves of characters."""
     return text.encode(errors="backslashreplace").decode()
 
 

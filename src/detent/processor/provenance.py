@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from detent.errors import Corrupt
 from detent.journal import Message
 from detent.journal.columns import Rows
-from detent.processor.place import Place, place
+from detent.processor.declaration import JournalPlace, place
 
 HEADER: Final = "detent"
 VERSION: Final = "1"
@@ -23,13 +23,13 @@ INPUTS_SHOWN_MAX: Final = 256
 
 
 _DIGITS_MAX: Final = 18
-"""Of a number in a header: anybody can write one, and Python refuses to read thousands of digits."""
+"""Of a number in a header: any program can write one, and Python refuses to read thousands of digits."""
 
 
 class Origin(NamedTuple):
     """Messages that an output was made from: those of a place from `first` to `last`."""
 
-    place: Place
+    place: JournalPlace
     first: int
     last: int
 
@@ -84,7 +84,7 @@ def born_ms(messages: Iterable[Message]) -> int:
 
 
 def born_of(text: str, published_ms: int) -> int:
-    """When the oldest part of a message with this header entered a graph. A header of somebody else's says nothing."""
+    """When the oldest part of a message with this header entered a graph. A foreign header says nothing."""
     parts = text.split(" ", 4)
     born = _number(parts[3]) if len(parts) > 3 and len(parts[3]) <= _DIGITS_MAX else 0
     return born or published_ms  # 0: it was born there

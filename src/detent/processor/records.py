@@ -53,7 +53,7 @@ class Owed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     headers: list[dict[str, str] | None]
 
 
-class Attempt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class StepAttempt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A step that is decided: which input sets, and what came of them."""
 
     number: _Count
@@ -91,7 +91,7 @@ class Totals(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     errors: _Count = 0
     nils: _Count = 0
 
-    def plus(self, attempt: Attempt) -> Totals:
+    def plus(self, attempt: StepAttempt) -> Totals:
         """With one more step."""
         return Totals(
             self.steps + 1,
@@ -101,7 +101,7 @@ class Totals(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         )
 
 
-class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ProcessorRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All that a processor has durably.
 
     `identity` tells this processor from one of the same name in another store: marks carry it. `epoch` rises with each
@@ -114,30 +114,58 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     generation: _Count
     shape: Shape
     snapshot: Snapshot
-    attempt: Attempt | None = None
+    attempt: StepAttempt | None = None
     given: dict[str, _Count] = {}
     totals: Totals = Totals()
 
     def encode(self) -> bytes:
-        """As bytes, with a checksum. `LimitExceeded` if nobody would read it back."""
+        """As bytes, with a checksum. `LimitExceeded` if it could not be read back."""
         return _records.encode(self)
 
     @classmethod
-    def decode(cls, data: bytes) -> Record:
-        """From bytes; `Corrupt` if they are no record, or not as they were written."""
+    def decode(cls, data: bytes) -> ProcessorRecord:
+        """From bytes; `Corrupt` if they are something else, or not as they were written."""
         return _records.decode(data)
+
+
+def confirmed(record: ProcessorRecord) -> dict[str, int]:
+    """Up to where other stores have their outputs, once the attempt of this record was given to them."""
+    attempt = record.attempt
+    if attempt is None or not attempt.owed:
+        return record.given
+    return {**record.given, **{one.store: attempt.end for one in attempt.owed}}
+
+
+def settled(record: ProcessorRecord) -> ProcessorRecord:
+    """The record once all that it owed was given, without what is not asked for any more."""
+    attempt = None if record.attempt is None else msgspec.structs.replace(record.attempt, owed=[])
+    return msgspec.structs.replace(record, attempt=attempt, given=confirmed(record))
+
+
+def advanced(record: ProcessorRecord, snapshot: Snapshot, attempt: StepAttempt) -> ProcessorRecord:
+    """The record after a step: what the attempt before owed was given."""
+    return ProcessorRecord(
+        record.identity,
+        record.epoch,
+        record.generation,
+        record.shape,
+        snapshot,
+        attempt,
+        confirmed(record),
+        record.totals.plus(attempt),
+    )
 
 
 _SINK: Final = "sink "
 """How a name among those of stores begins, under which a delivery is kept that a sink has. No store's has a space."""
 
 
-def sunk(record: Record) -> int | None:
+def sunk(record: ProcessorRecord) -> int | None:
     """The number of a delivery of the record's series that the processor's sink is known to have."""
     return record.given.get(f"{_SINK}{record.snapshot.series}")
 
 
-def with_sunk(record: Record, number: int) -> Record:
+def with_sunk(record: ProcessorRecord, number: int) -> ProcessorRecord:
     """The record with a delivery that the processor's sink has."""
     stores = {name: up_to for name, up_to in record.given.items() if not name.startswith(_SINK)}
     return msgspec.structs.replace(record, given={**stores, f"{_SINK}{record.snapshot.series}": number})
@@ -155,12 +183,12 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     @classmethod
     def decode(cls, data: bytes) -> Mark:
-        """From bytes; `Corrupt` if they are no mark, or not as they were written."""
+        """From bytes; `Corrupt` if they are something else, or not as they were written."""
         return _marks.decode(data)
 
 
 _records: Final = Sealing(
-    Record,
+    ProcessorRecord,
     "a record of a processor",
     bytes([FORMAT, 1]),
     CHECKPOINT_BYTES_MAX,

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from detent.errors import Conflict, Corrupt
-from detent.processor.declaration import Processor
-from detent.processor.place import Place
-from detent.processor.records import Attempt, JournalId, Mark, Owed, Record, Shape, Snapshot
+from detent.processor.declaration import JournalPlace, Processor
+from detent.processor.records import JournalId, Mark, Owed, ProcessorRecord, Shape, Snapshot
 
 
 class Fresh(NamedTuple):
@@ -30,7 +29,7 @@ class Fresh(NamedTuple):
 class Recovery:
     """How to go on."""
 
-    record: Record
+    record: ProcessorRecord
     """From here."""
     owed: tuple[Owed, ...]
     """After these were appended, each with the mark of its store."""
@@ -40,7 +39,7 @@ class Recovery:
 
 def recover(
     name: str,
-    found: Record | None,
+    found: ProcessorRecord | None,
     marks: Mapping[str, Mark | None],
     shape: Shape,
     *,
@@ -54,7 +53,7 @@ def recover(
     """How a processor goes on, from its record and the marks in all other stores that it writes to.
 
     `starts` are the offsets at which inputs begin that the record does not know, `journals` says which journals there
-    are. `resets` are offsets by input that somebody asked for in a newer `generation`.
+    are. `resets` are offsets by input that a reset asked for, in a newer `generation`.
     """
     if found is None:
         for store, mark in marks.items():
@@ -62,7 +61,7 @@ def recover(
                 raise _foreign(name, store)
         positions = {one: starts[one] for one in shape.inputs}
         new = Snapshot(fresh.series, positions=positions, journals=dict(journals or {}))
-        return Recovery(Record(fresh.identity, 1, generation, shape, new), (), is_new=True)
+        return Recovery(ProcessorRecord(fresh.identity, 1, generation, shape, new), (), is_new=True)
     owed = _owed(name, found, marks)
     record = _reshaped(name, found, shape, starts, fresh, migrate=migrate)
     if generation > found.generation:
@@ -75,7 +74,7 @@ def recover(
     return Recovery(record, owed, is_new=record != found)
 
 
-def _owed(name: str, found: Record, marks: Mapping[str, Mark | None]) -> tuple[Owed, ...]:
+def _owed(name: str, found: ProcessorRecord, marks: Mapping[str, Mark | None]) -> tuple[Owed, ...]:
     """What other stores do not have yet. Loud when one of them has less than it confirmed, or more than was done."""
     attempt = found.attempt
     for store, mark in marks.items():
@@ -117,8 +116,8 @@ def _foreign(name: str, store: str) -> Conflict:
 
 
 def _reshaped(
-    name: str, found: Record, shape: Shape, starts: Mapping[str, int], fresh: Fresh, *, migrate: bool
-) -> Record:
+    name: str, found: ProcessorRecord, shape: Shape, starts: Mapping[str, int], fresh: Fresh, *, migrate: bool
+) -> ProcessorRecord:
     """The record for a processor as it is declared now. Positions go with the names of inputs. What was chosen keeps
     its keys; other input sets than those that may have been tried get other ones."""
     old = found.shape
@@ -153,7 +152,7 @@ def _check_choice(name: str, snapshot: Snapshot, old: Shape, shape: Shape) -> No
         )
 
 
-def reset_to(record: Record, resets: Mapping[str, int], series: str) -> Record:
+def reset_to(record: ProcessorRecord, resets: Mapping[str, int], series: str) -> ProcessorRecord:
     """From other offsets, under another key: these are new deliveries."""
     wanted = {one: offset for one, offset in resets.items() if one in record.snapshot.positions}
     return msgspec.structs.replace(record, snapshot=moved(record.snapshot, wanted, series))
@@ -175,38 +174,10 @@ def _behind(series: str, old: str) -> str:
     return series if series > old else f"{int(old[:12], 16) + 1:012x}{series[12:]}"
 
 
-def confirmed(record: Record) -> dict[str, int]:
-    """Up to where other stores have their outputs, once the attempt of this record was given to them."""
-    attempt = record.attempt
-    if attempt is None or not attempt.owed:
-        return record.given
-    return {**record.given, **{one.store: attempt.end for one in attempt.owed}}
-
-
-def settled(record: Record) -> Record:
-    """The record once all that it owed was given, without what nobody will ask for any more."""
-    attempt = None if record.attempt is None else msgspec.structs.replace(record.attempt, owed=[])
-    return msgspec.structs.replace(record, attempt=attempt, given=confirmed(record))
-
-
-def advanced(record: Record, snapshot: Snapshot, attempt: Attempt) -> Record:
-    """The record after a step: what the attempt before owed was given."""
-    return Record(
-        record.identity,
-        record.epoch,
-        record.generation,
-        record.shape,
-        snapshot,
-        attempt,
-        confirmed(record),
-        record.totals.plus(attempt),
-    )
-
-
 # -- the shape of a processor ----------------------------------------------------------------------------------------
 
 
-def shape_of(processor: Processor, errors: Place | None, delivery: str) -> Shape:
+def shape_of(processor: Processor, errors: JournalPlace | None, delivery: str) -> Shape:
     """The shape of a processor as it is declared, with the journal of its errors and its delivery."""
     return Shape(
         processor.kind,

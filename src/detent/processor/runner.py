@@ -1,8 +1,8 @@
 """One processor at work: it takes the fence, recovers, and then makes one step after another.
 
 A step ends with one commit in the graph's own store: the outputs for that store, what other stores are owed, and the
-snapshot of the next step. Then the other stores get what they are owed, each in one commit with its mark. Whoever comes
-later finds in the record where to go on, and in the marks what is still to be given.
+snapshot of the next step. Then the other stores get what they are owed, each in one commit with its mark. A later run
+finds in the record where to go on, and in the marks what is still to be given.
 """
 
 from __future__ import annotations
@@ -19,14 +19,25 @@ from detent import crash
 from detent.engine import Operation, wall_ms
 from detent.errors import Conflict, Corrupt, Fenced
 from detent.journal import operations as journal_ops
-from detent.processor.calling import Caller
-from detent.processor.declaration import Processor
-from detent.processor.inputs import Inputs, Set, Taken, rest_of
-from detent.processor.outcome import Outcome
-from detent.processor.place import Place
+from detent.processor.calling import FunctionCalls
+from detent.processor.declaration import JournalPlace, Processor
+from detent.processor.inputs import ProcessorInputs, Set, Taken, rest_of
+from detent.processor.outcome import StepOutcome
 from detent.processor.plan import consumer_name
-from detent.processor.records import Attempt, JournalId, Mark, Owed, Record, Snapshot, sunk, with_sunk
-from detent.processor.recovery import Fresh, advanced, confirmed, recover, settled, shape_of
+from detent.processor.records import (
+    JournalId,
+    Mark,
+    Owed,
+    ProcessorRecord,
+    Snapshot,
+    StepAttempt,
+    advanced,
+    confirmed,
+    settled,
+    sunk,
+    with_sunk,
+)
+from detent.processor.recovery import Fresh, recover, shape_of
 from detent.processor.sink_base import sink_of
 from detent.shard.operations import ShardOpened
 from detent.stream.following import start_of
@@ -39,7 +50,7 @@ FILTERED_ROWS: Final = 1_000
 """Input sets that a processor with filters looks at in one step: most of them may be none of its business."""
 
 
-def journal_ids(stores: Mapping[str, Store], places: Iterable[Place]) -> dict[str, JournalId]:
+def journal_ids(stores: Mapping[str, Store], places: Iterable[JournalPlace]) -> dict[str, JournalId]:
     """Which journals these are, as far as they exist: others of the same names do not have their offsets."""
     found = {str(place): stores[place.store].reader.whereabouts(place.journal) for place in places}
     return {name: (one.number, one.created_ms) for name, one in found.items() if one is not None}
@@ -59,7 +70,7 @@ class Runner:
         processor: Processor,
         stores: Mapping[str, Store],
         *,
-        errors: Place | None,
+        errors: JournalPlace | None,
         delivery: str,
         system: Any = None,
         run_coroutine: Callable[[Any], Any] | None = None,
@@ -75,13 +86,14 @@ class Runner:
         self._at_most_once = delivery == "at-most-once"
         self._migrate = migrate
         self._bell = threading.Event() if bell is None else bell
-        self._stopping = False
+        self.is_stopping = False
+        """Whether it was told to end."""
         self.number: int | None = None
         """Which record of this name in the store it has."""
         self._marks: dict[str, FencedRecord] = {}
-        self._caller = Caller(graph, processor, errors, system, run_coroutine, drops=self._at_most_once)
-        self._inputs: Inputs | None = None
-        self.record: Record | None = None
+        self._caller = FunctionCalls(graph, processor, errors, system, run_coroutine, drops=self._at_most_once)
+        self._inputs: ProcessorInputs | None = None
+        self.record: ProcessorRecord | None = None
         self.is_waiting = False
         """Whether it has nothing to do."""
         written = [*processor.outputs.values(), *([] if errors is None else [errors])]
@@ -94,7 +106,7 @@ class Runner:
     # -- starting -----------------------------------------------------------------------------------------------
 
     def open(self, number: int | None = None) -> None:
-        """Take the fences, then read what is durable, and finish what is owed. Whoever ran this processor before
+        """Take the fences, then read what is durable, and finish what is owed. A process that ran this processor before
         commits nothing any more, in any store. `number` is that of the record that is known to be there."""
         opened = self._own.open(self._own_inputs)
         self.number = opened.number
@@ -104,7 +116,7 @@ class Runner:
                 "by: end it, and start the graph as it is declared now"
             )
         crash.point("processor.after_fence")
-        found = None if opened.checkpoint is None else Record.decode(opened.checkpoint)
+        found = None if opened.checkpoint is None else ProcessorRecord.decode(opened.checkpoint)
         marks = self._take_marks(found)
         generation = opened.generation
         since = 0 if found is None else found.generation
@@ -134,9 +146,9 @@ class Runner:
             self._home.commit([self._commit_record(recovery.record)])
             crash.point("processor.after_record")
         places = self.processor.inputs
-        self._inputs = Inputs(self.processor.mode, places, self._stores, recovery.record.snapshot, self._bell)
+        self._inputs = ProcessorInputs(self.processor.mode, places, self._stores, recovery.record.snapshot, self._bell)
 
-    def _require_sink(self, record: Record) -> None:
+    def _require_sink(self, record: ProcessorRecord) -> None:
         """`Corrupt` if the sink does not have what it is known to have had."""
         number = sunk(record)
         if self._sink is None or number is None:
@@ -149,11 +161,11 @@ class Runner:
             )
 
     def _check_fence(self) -> None:
-        """`Fenced` if somebody has opened this processor since: what was read is old then, and fits no marks."""
+        """`Fenced` if another process has opened this processor since: what was read is old then, and fits no marks."""
         if self._own.is_replaced():
             raise Fenced(f"{self.name} was opened by another process while this one recovered")
 
-    def _take_marks(self, found: Record | None) -> dict[str, Mark | None]:
+    def _take_marks(self, found: ProcessorRecord | None) -> dict[str, Mark | None]:
         """Raise the fence in every other store, and only then read its mark."""
         owed = [] if found is None or found.attempt is None else found.attempt.owed
         opened: dict[str, ShardOpened] = {}
@@ -182,7 +194,7 @@ class Runner:
                 own = f"the store {other!r}" if other else "the graph's own store"
                 raise Conflict(f"{own} and the store {name!r} are one: use one name for it")
 
-    def _starts(self, found: Record | None) -> dict[str, int]:
+    def _starts(self, found: ProcessorRecord | None) -> dict[str, int]:
         """Where inputs begin of which nothing is known."""
         known = {} if found is None else found.snapshot.positions
         start = self.processor.start
@@ -194,16 +206,16 @@ class Runner:
     def run(self) -> None:
         """Make steps until stopped."""
         assert self._inputs is not None, "open() comes first"
-        while not self._stopping and self.processor.mode == "none":
+        while not self.is_stopping and self.processor.mode == "none":
             self._poll()
         taken = None
-        while not self._stopping:
-            # Behind a step there is often nothing more, and it is known. Whoever has waited looks for himself.
+        while not self.is_stopping:
+            # Behind a step there is often nothing more, and it is known. After a wait, look all the same.
             is_still = taken is not None and not self._snapshot.chosen and self._inputs.is_still()
             taken = None if is_still else self._take(self._inputs)
             if taken is None:
                 self.is_waiting = True
-                self._inputs.wait(lambda: self._stopping)
+                self._inputs.wait(lambda: self.is_stopping)
                 self.is_waiting = False
                 continue
             crash.point("processor.after_read")
@@ -211,8 +223,8 @@ class Runner:
         self._confirm()
 
     def _confirm(self) -> None:
-        """At the end, note that what was owed was given. Otherwise the next step does: until then nobody could tell
-        whether a store that the graph does not name any more has it."""
+        """At the end, note that what was owed was given. Otherwise the next step does: until then it could not be
+        told whether a store that the graph does not name any more has it."""
         assert self.record is not None
         if self.record.attempt is not None and self.record.attempt.owed:
             self.record = settled(self.record)
@@ -220,7 +232,7 @@ class Runner:
 
     def stop(self) -> None:
         """End after the step under way. For any thread."""
-        self._stopping = True
+        self.is_stopping = True
         self._caller.stop()
         self._bell.set()
 
@@ -228,11 +240,6 @@ class Runner:
     def fence(self) -> int:
         """What it commits with: a higher one in the store means that it was replaced, or reset."""
         return self._own.fence
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether it was told to end."""
-        return self._stopping
 
     def close(self) -> None:
         """Let go of everything. What was not committed never was."""
@@ -245,7 +252,7 @@ class Runner:
         assert self.record is not None
         return self.record.snapshot
 
-    def _take(self, inputs: Inputs) -> Taken | None:
+    def _take(self, inputs: ProcessorInputs) -> Taken | None:
         """The input sets of the next step; None if there are none yet."""
         if not self._decides:
             limit = self.processor.batch
@@ -257,8 +264,8 @@ class Runner:
             self._decide(chosen, inputs)
         return inputs.take_chosen(self._snapshot.chosen)
 
-    def _decide(self, chosen: list[tuple[str, int]], inputs: Inputs) -> None:
-        """Make a choice durable before anybody is told of it: a retry takes the same, whatever has come since."""
+    def _decide(self, chosen: list[tuple[str, int]], inputs: ProcessorInputs) -> None:
+        """Make a choice durable before the function is told of it: a retry takes the same, whatever has come since."""
         assert self.record is not None
         snapshot = msgspec.structs.replace(self._snapshot, chosen=chosen, journals=inputs.journals())
         record = msgspec.structs.replace(self.record, snapshot=snapshot)
@@ -269,7 +276,7 @@ class Runner:
 
     # -- a step -------------------------------------------------------------------------------------------------
 
-    def _step(self, inputs: Inputs, taken: Taken) -> None:
+    def _step(self, inputs: ProcessorInputs, taken: Taken) -> None:
         snapshot = self._snapshot
         sets = taken.sets
         if self._caller.filters and not self._decides:
@@ -287,11 +294,11 @@ class Runner:
             done = outcome.sets
             if done < len(taken.sets):
                 inputs.move(taken.after(done))
-            self._commit(outcome, self._next(inputs, taken, done))
+            self._commit(outcome, snapshot.number, self._next(inputs, taken, done))
         if error is not None:
             raise error
 
-    def _within_batch(self, inputs: Inputs, taken: Taken) -> Sequence[Set]:
+    def _within_batch(self, inputs: ProcessorInputs, taken: Taken) -> Sequence[Set]:
         """As many of the input sets as hold one batch of those that pass the filters."""
         passing = 0
         for index, one in enumerate(taken.sets):
@@ -302,7 +309,7 @@ class Runner:
                 return taken.sets[: index + 1]
         return taken.sets
 
-    def _next(self, inputs: Inputs, taken: Taken, done: int) -> Snapshot:
+    def _next(self, inputs: ProcessorInputs, taken: Taken, done: int) -> Snapshot:
         """The snapshot of the next step: where the inputs stand after so many sets, and what is already chosen."""
         snapshot = self._snapshot
         chosen: list[tuple[str, int]] = []
@@ -317,35 +324,32 @@ class Runner:
             snapshot.cursor,
         )
 
-    def _commit(self, outcome: Outcome, snapshot: Snapshot) -> None:
-        """The end of a step: what came of it, and where the next one begins, in one transaction. Then what other stores
-        are owed."""
+    def _commit(self, outcome: StepOutcome, number: int, snapshot: Snapshot) -> None:
+        """The end of a step: what came of its input sets, from this number on, and where the next one begins, in one
+        transaction. Then what other stores are owed."""
         assert self.record is not None
-        number = self._snapshot.number
-        attempt = Attempt(
-            number, snapshot.number - number, outcome.outputs, outcome.errors, outcome.nils, outcome.owed()
-        )
-        assert outcome.sets == attempt.sets, "each input set gives an output, an error or nothing"
+        owed = outcome.owed()
+        attempt = StepAttempt(number, outcome.sets, outcome.outputs, outcome.errors, outcome.nils, owed)
+        assert attempt.end <= snapshot.number, "each input set gives an output, an error or nothing"
         record = self._with_sink(advanced(self.record, snapshot, attempt))
         crash.point("processor.before_commit")
         self._home.commit([self._commit_record(record), *outcome.operations()])
         crash.point("processor.after_commit")
         self.record = record
-        if attempt.owed:
-            self._give(tuple(attempt.owed), record)
+        self._give(tuple(owed), record)
 
-    def _with_sink(self, record: Record) -> Record:
+    def _with_sink(self, record: ProcessorRecord) -> ProcessorRecord:
         """The record with the newest delivery that the sink is known to have."""
         newest = None if self._sink is None else self._sink.newest(record.identity)
         if newest is None or newest[0] != record.snapshot.series:
             return record
         return with_sunk(record, newest[1])
 
-    def _commit_record(self, record: Record) -> Operation:
+    def _commit_record(self, record: ProcessorRecord) -> Operation:
         processed = {name: record.snapshot.positions[name] for name in self._own_inputs}
         return self._own.replacing(record.encode(), processed=processed)
 
-    def _give(self, owed: tuple[Owed, ...], record: Record) -> None:
+    def _give(self, owed: tuple[Owed, ...], record: ProcessorRecord) -> None:
         """Append what other stores are owed, each in one transaction with its mark."""
         if not owed:
             return
@@ -360,7 +364,7 @@ class Runner:
 
     # -- at most once -------------------------------------------------------------------------------------------
 
-    def _pass_by(self, inputs: Inputs, taken: Taken, sets: int) -> None:
+    def _pass_by(self, inputs: ProcessorInputs, taken: Taken, sets: int) -> None:
         """Count input sets as done before anything is done with them: who dies now has dropped them, all inputs of a
         join together."""
         assert self.record is not None
@@ -379,24 +383,11 @@ class Runner:
             outcome, error = self._caller.run(sets[done:], snapshot.series, number)
             crash.point("processor.after_function")
             assert outcome.sets, "an input set that fails gives nothing here"
-            self._write_out(outcome, number)
+            self._commit(outcome, number, self._snapshot)
             done += outcome.sets
             failure = failure or error
         if failure is not None:
             raise failure
-
-    def _write_out(self, outcome: Outcome, number: int) -> None:
-        """Write what came of input sets that count as done, under the same fences."""
-        assert self.record is not None
-        owed = outcome.owed()
-        attempt = Attempt(number, outcome.sets, outcome.outputs, outcome.errors, outcome.nils, owed)
-        record = msgspec.structs.replace(self.record, attempt=attempt, totals=self.record.totals.plus(attempt))
-        record = self._with_sink(record)
-        crash.point("processor.before_commit")
-        self._home.commit([self._commit_record(record), *outcome.operations()])
-        crash.point("processor.after_commit")
-        self.record = record
-        self._give(tuple(owed), record)
 
     # -- sources ------------------------------------------------------------------------------------------------
 
@@ -407,10 +398,10 @@ class Runner:
         crash.point("processor.after_function")
         if outcome.sets and (outcome.outgoing or cursor != snapshot.cursor):
             after = msgspec.structs.replace(snapshot, number=snapshot.number + 1, cursor=cursor)
-            self._commit(outcome, after)
+            self._commit(outcome, snapshot.number, after)
         if not outcome.outgoing:
             self.is_waiting = True
             self._bell.clear()
-            if not self._stopping:
+            if not self.is_stopping:
                 self._bell.wait(self.processor.every_ms / 1000)
             self.is_waiting = False

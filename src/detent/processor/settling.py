@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Final
 from detent.durations import Duration, milliseconds
 from detent.errors import Busy, DetentError, Unavailable
 from detent.processor.inputs import is_other
-from detent.processor.records import Record
+from detent.processor.records import ProcessorRecord
 from detent.processor.status import given_to
 from detent.processor.task import SupervisedProcessor
-from detent.stream.members import has_died
+from detent.stream.membership import has_died
 from detent.stream.record import FencedRecord
 
 if TYPE_CHECKING:
     from detent.store import Store
 
 LOOK_S: Final = 0.02
-"""How often somebody who waits for a graph looks again."""
+"""How often a caller that waits for a graph looks again."""
 
 
 AWAY: Final = (Unavailable, Busy, ConnectionError, TimeoutError)
@@ -34,7 +34,7 @@ FUNCTION_TRIES: Final = 4
 0.7 s, since a mistake does not pass."""
 
 
-class Patience:
+class RestartPatience:
     """Waits for processors that may get on when they start over. `dropping` names those that drop what they failed at:
     there is nothing to wait for."""
 
@@ -63,7 +63,7 @@ def settle(
     stores: Mapping[str, Store],
     timeout: Duration | None,
     stopping: threading.Event | None,
-    patience: Patience | None = None,
+    patience: RestartPatience | None = None,
 ) -> None:
     """Return when no processor has anything to do, also those that other processes run. Raises what made one of this
     process fail, with `patience` only if it fails again and again; `Unavailable` when one of another process does, and
@@ -72,56 +72,54 @@ def settle(
     deadline = None if timeout is None else time.monotonic() + milliseconds(timeout) / 1000
     while not _has_settled(lives, stores):
         for life in lives:
-            if (failure := _failure(life, stores, patience)) is not None:
+            if (failure := _failure(life, patience)) is not None:
                 raise failure
         if stopping is not None and stopping.is_set():
             return
         if deadline is not None and time.monotonic() > deadline:
             busy = [life.processor.name for life in lives if not _is_idle(life, stores)]
-            raise Unavailable(f"not settled within {timeout}: {', '.join(busy) or 'nobody'} still at work")
+            raise Unavailable(f"not settled within {timeout}: {', '.join(busy) or 'none'} still at work")
         time.sleep(LOOK_S)
 
 
 def _has_settled(lives: list[SupervisedProcessor], stores: Mapping[str, Store]) -> bool:
     """Whether all stood still with nothing before them, at one moment: their steps are counted before and after."""
-    before = [_steps(life, stores) for life in lives]
-    return all(_is_idle(life, stores) for life in lives) and [_steps(life, stores) for life in lives] == before
+    before = [_steps(life) for life in lives]
+    return all(_is_idle(life, stores) for life in lives) and [_steps(life) for life in lives] == before
 
 
-def _failure(life: SupervisedProcessor, stores: Mapping[str, Store], patience: Patience | None) -> BaseException | None:
+def _failure(life: SupervisedProcessor, patience: RestartPatience | None) -> BaseException | None:
     """Why a processor does not get on, as its process or the store tells."""
     if not life.is_alive and not life.is_stopping:
-        return Unavailable(
-            f"{life.processor.name} does not run any more, although nobody has stopped it: start it again"
-        )
+        return Unavailable(f"{life.processor.name} does not run any more, although it was not stopped: start it again")
     if life.status not in {"standby", "paused"}:
         error = life.error if life.status == "failed" else None
         is_waited_for = error is not None and patience is not None and not patience.is_over(life, error)
         return None if is_waited_for else error
-    found = FencedRecord(stores[""], life.task.consumer).describe()
+    found = life.task.stored.describe()
     if found is not None and found.paused:
-        return Unavailable(f"{life.processor.name} is paused: detent consumer resume {life.task.consumer}")
+        return Unavailable(f"{life.processor.name} is paused: detent resume {life.task.consumer}")
     said = None if found is None else found.states[0]
     if said is None or said.status != "failed" or not said.holder or has_died(said.holder):
-        return None  # nobody has it, so that this process gets it soon
+        return None  # it is free, so that this process gets it soon
     return Unavailable(f"{life.processor.name} fails in the process that runs it, {said.holder}: {said.error}")
 
 
-def _steps(life: SupervisedProcessor, stores: Mapping[str, Store]) -> tuple[int, int]:
-    record = _record(life, stores)
+def _steps(life: SupervisedProcessor) -> tuple[int, int]:
+    record = _record(life)
     return life.restarts, 0 if record is None else record.totals.steps
 
 
-def _record(life: SupervisedProcessor, stores: Mapping[str, Store]) -> Record | None:
+def _record(life: SupervisedProcessor) -> ProcessorRecord | None:
     """What is durable of a processor, wherever it runs."""
     runner = life.task.runner
     if life.status != "standby":
         return None if runner is None else runner.record
-    found = FencedRecord(stores[""], life.task.consumer).find().checkpoint
-    return None if found is None else Record.decode(found)
+    found = life.task.stored.find().checkpoint
+    return None if found is None else ProcessorRecord.decode(found)
 
 
-def _owes(life: SupervisedProcessor, record: Record, stores: Mapping[str, Store]) -> bool:
+def _owes(life: SupervisedProcessor, record: ProcessorRecord, stores: Mapping[str, Store]) -> bool:
     """Whether another process has still to give something to another store."""
     if life.status != "standby" or record.attempt is None:
         return False
@@ -134,7 +132,7 @@ def _is_idle(life: SupervisedProcessor, stores: Mapping[str, Store]) -> bool:
     """Whether a processor has no complete input set before it, and none in hand."""
     if not life.is_alive:
         return life.is_stopping
-    record, runner = _record(life, stores), life.task.runner
+    record, runner = _record(life), life.task.runner
     if record is None or record.snapshot.chosen or _owes(life, record, stores):
         return False
     if life.status != "standby" and (runner is None or runner.is_stopping or not runner.is_waiting):

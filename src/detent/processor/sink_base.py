@@ -25,7 +25,7 @@ SINK: Final = "detent_sink"
 """The attribute of a function that says which sink it writes to."""
 
 
-class Sink:
+class DeliverySink:
     """Something outside Detent that deliveries go to. For any number of threads."""
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class Sink:
             raise Unavailable(f"this {type(self).__name__} was closed: make another one")
 
 
-def sink_of(function: Any) -> Sink | None:
+def sink_of(function: Any) -> DeliverySink | None:
     """The sink behind a processor's function, if it is one of ours."""
     found = getattr(function, SINK, function)
-    return found if isinstance(found, Sink) else None
+    return found if isinstance(found, DeliverySink) else None
 
 
 class Chosen:
@@ -111,7 +111,7 @@ def bytes_of(value: Any, parameter: str) -> bytes:
         return value.encode()
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     if any(isinstance(part, Message) for part in parts):
-        raise Invalid(f"several messages are no bytes by themselves: say what is to be written, with {parameter}=...")
+        raise Invalid(f"several messages are not bytes by themselves: say what is to be written, with {parameter}=...")
     try:
         return encode_json(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

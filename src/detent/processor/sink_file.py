@@ -2,8 +2,9 @@
 
 A delivery is noted beside the file first, then its bytes are appended; each is on the disk before the next step. Who
 comes next finds in the note where the bytes had to be: either they are there, and the delivery is done; or not all of
-them, and what there is of them is cut off. A lock is held meanwhile, and at no other time: whoever gets it looks at the
-notes again if somebody else has had it, so that it does not matter who stood still for how long, or where.
+them, and what there is of them is cut off. A lock is held meanwhile, and at no other time: its next holder
+looks at the notes again if another process has had it, so that it does not matter which one stood still, for how
+long, or where.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from detent.durations import Duration, milliseconds
 from detent.errors import Corrupt, Invalid, Unavailable
 from detent.journal import Message
 from detent.kv.localobjects import make_directories, sync_directory
-from detent.processor.sink_base import Delivered, Sink, bytes_of, chosen
-from detent.processor.sink_notes import Entry, Notes, load
+from detent.processor.sink_base import Delivered, DeliverySink, bytes_of, chosen
+from detent.processor.sink_notes import Note, Notes, load
 from detent.processor.step import Step
 
 SUFFIX: Final = ".detent"
@@ -39,7 +40,7 @@ LOOK_S: Final = 0.01
 _NEWLINE: Final = b"\n"
 
 
-class FileSink(Sink):
+class FileSink(DeliverySink):
     """A line in a file for each delivery, exactly once.
 
     >>> graph.sink(input="orders", name="log")(FileSink("orders.jsonl"))
@@ -50,10 +51,10 @@ class FileSink(Sink):
     are a line each, all of them or none.
 
     What was delivered is noted in ``PATH.detent``. The two files belong together: move, copy or remove both, while
-    nobody delivers. A file that is there without notes is taken over as it is. Do not write to the file, and do not let
-    anything rotate it: what is not as it was noted is `Corrupt`. Reading it is fine; the last line may be incomplete
-    while it is written, and is cut off if that never ends. Files are on a local disk: locks of network drives may not
-    hold.
+    nothing is delivered. A file that is there without notes is taken over as it is. Do not write to the file, and do
+    not let anything rotate it: what is not as it was noted is `Corrupt`. Reading it is fine; the last line may be
+    incomplete while it is written, and is cut off if that never ends. Files are on a local disk: locks of network
+    drives may not hold.
 
     Several processors, threads and processes may write to one file. Each delivery waits for the one before, for `wait`
     if that is another process; longer than that it takes if the other stands still, and then it is `Unavailable`.
@@ -74,7 +75,7 @@ class FileSink(Sink):
         self._notes_file: int | None = None
         self._notes_size = self._notes_size_anew = 0
         self._notes: Notes | None = None
-        self._doubtful: Entry | None = None
+        self._doubtful: Note | None = None
         self._good = 0
         self._writer = secrets.token_hex(8)
         _made.add(self)
@@ -108,7 +109,7 @@ class FileSink(Sink):
 
     # -- a delivery ---------------------------------------------------------------------------------------------
 
-    def _append(self, file: int, notes: Notes, entry: Entry, data: bytes) -> None:
+    def _append(self, file: int, notes: Notes, entry: Note, data: bytes) -> None:
         """Note a delivery, and make it. Whatever fails in between, the next one begins by looking."""
         assert self._notes_file is not None
         self._notes, self._doubtful = None, entry
@@ -130,7 +131,7 @@ class FileSink(Sink):
     # -- the notes ----------------------------------------------------------------------------------------------
 
     def _noted(self, file: int) -> Notes:
-        """The notes as they are, read again if somebody else has changed them. The lock is held."""
+        """The notes as they are, read again if another process has changed them. The lock is held."""
         if self._notes is not None and self._is_current(self._notes, file):
             return self._notes
         self._notes = None
@@ -167,16 +168,16 @@ class FileSink(Sink):
         good = max(notes.size, self._good)  # all that was written; this process may know more of it than the notes do
         if size > end or size < good:
             raise Corrupt(
-                f"{self._path} has {size} bytes, and {good} to {end} were written: somebody else has changed it. Put "
+                f"{self._path} has {size} bytes, and {good} to {end} were written: another program has changed it. Put "
                 f"it right; or move it away, together with {self._beside.name}, to begin a new one"
             )
         if entry is None:
             return
         data = _read(file, entry.at, entry.size)
         if entry != self._doubtful and size == end and entry.is_of(data):
-            # Whoever wrote it may have died before it was synced, or its sync has failed, and then another one would
-            # find nothing to do: so it is written again, where it is. And it is noted that it is done: whoever doubts
-            # it would cut it off.
+            # Its writer may have died before it was synced, or the sync has failed, and then another process would
+            # find nothing to do: so it is written again, where it is. And it is noted that it is done: a process
+            # that doubts it would cut it off.
             _write(file, data, entry.at)
             os.fsync(file)
             notes.add(entry)
@@ -192,10 +193,10 @@ class FileSink(Sink):
         self._doubtful = None
 
     def _open_notes(self, size: int) -> None:
-        """Open the notes, without what somebody was killed in the middle of."""
+        """Open the notes, without what a killed process had begun."""
         self._close_notes()
         self._notes_file = os.open(self._beside, os.O_RDWR)
-        sync_directory(self._beside.parent)  # whoever wrote them anew may have died before that
+        sync_directory(self._beside.parent)  # the process that wrote them anew may have died before that
         self._notes_size, self._notes_size_anew = size, 0
         if os.fstat(self._notes_file).st_size > size:
             os.ftruncate(self._notes_file, size)
@@ -255,7 +256,7 @@ class FileSink(Sink):
             self._file = file
             if not os.path.isfile(self._path):
                 self._let_go()
-                raise Invalid(f"{self._path} is no file: lines can be counted on only where they stay")
+                raise Invalid(f"{self._path} is not a file: lines can be counted on only where they stay")
             sync_directory(self._path.parent)
         return self._file
 

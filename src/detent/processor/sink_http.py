@@ -16,7 +16,7 @@ from detent import forks
 from detent.durations import Duration, milliseconds
 from detent.errors import Denied, DetentError, Invalid, NotFound, OutcomeUnknown, Unavailable
 from detent.journal import Message
-from detent.processor.sink_base import Delivered, Sink, bytes_of, chosen
+from detent.processor.sink_base import Delivered, DeliverySink, bytes_of, chosen
 from detent.processor.step import Step
 from detent.runtime.backoff import Backoff
 
@@ -36,7 +36,7 @@ TOLD_CHARACTERS: Final = 500
 """What is shown of a server's refusal."""
 
 ANSWER_BYTES_MAX: Final = 1 << 16
-"""What is read of an answer, so that the connection can be used again; nobody needs the rest."""
+"""What is read of an answer, so that the connection can be used again; the rest is dropped."""
 
 RETRIED: Final = frozenset({408, 409, 425, 429})
 """Refusals that pass. 409 is what servers say while the same key is still at work."""
@@ -47,7 +47,7 @@ _UNSENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _CONNECT_S_MAX: Final = 10.0
 
 
-class HttpSink(Sink):
+class HttpSink(DeliverySink):
     """A request for each delivery, with the delivery key in a header: exactly once, if the server honours it.
 
     >>> graph.sink(input="payments", name="pay")(

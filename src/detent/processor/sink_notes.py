@@ -24,7 +24,7 @@ BYTES_MAX: Final = 256 << 20
 _DIGITS: Final = 16
 
 
-class Progress(msgspec.Struct, forbid_unknown_fields=True):
+class DeliveryProgress(msgspec.Struct, forbid_unknown_fields=True):
     """Of one processor: its series, the numbers from the floor on that are done, and the series that are over."""
 
     series: str
@@ -33,16 +33,16 @@ class Progress(msgspec.Struct, forbid_unknown_fields=True):
     over: list[str]
 
 
-class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NotesHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How things stood when the notes were written anew."""
 
     format: int
     size: int
-    processors: dict[str, Progress]
+    processors: dict[str, DeliveryProgress]
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A delivery: `size` bytes from `at` on. `writer` tells it from the same delivery by somebody else."""
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A delivery: `size` bytes from `at` on. `writer` tells it from the same delivery by another process."""
 
     processor: str
     series: str
@@ -65,9 +65,9 @@ class Notes:
     """The notes of a file. `size` is how much of it is good, `pending` a delivery behind that, of which it is not known
     whether it was made."""
 
-    def __init__(self, size: int, processors: dict[str, Progress] | None = None) -> None:
+    def __init__(self, size: int, processors: dict[str, DeliveryProgress] | None = None) -> None:
         self.size = size
-        self.pending: Entry | None = None
+        self.pending: Note | None = None
         self._processors = {} if processors is None else processors
 
     def has(self, step: Step) -> bool:
@@ -90,19 +90,19 @@ class Notes:
             )
         return step.number in known.done
 
-    def entry(self, step: Step, data: bytes, writer: str) -> Entry:
+    def entry(self, step: Step, data: bytes, writer: str) -> Note:
         """The note of a delivery that is to be made next."""
         checksum = xxhash.xxh64_hexdigest(data)
-        return Entry(step.owner, step.series, step.number, step.floor, self.size, len(data), checksum, writer)
+        return Note(step.owner, step.series, step.number, step.floor, self.size, len(data), checksum, writer)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Note) -> None:
         """A delivery is in the file."""
         known = self._processors.get(entry.processor)
         if known is None:
-            known = self._processors[entry.processor] = Progress(entry.series, entry.floor, set(), [])
+            known = self._processors[entry.processor] = DeliveryProgress(entry.series, entry.floor, set(), [])
         elif known.series != entry.series:
             over = [*known.over, known.series]
-            known = self._processors[entry.processor] = Progress(entry.series, entry.floor, set(), over)
+            known = self._processors[entry.processor] = DeliveryProgress(entry.series, entry.floor, set(), over)
         if entry.floor > known.floor:
             known.floor = entry.floor
             known.done = {number for number in known.done if number >= entry.floor}
@@ -113,12 +113,12 @@ class Notes:
     def encode(self) -> bytes:
         """The notes, written anew."""
         assert self.pending is None
-        return _line(Head(FORMAT, self.size, self._processors))
+        return _line(NotesHead(FORMAT, self.size, self._processors))
 
 
 def load(path: Path) -> tuple[Notes, int] | None:
-    """The notes of a file, and how many bytes of them are whole: behind that is what somebody was killed in the middle
-    of. None if there are none."""
+    """The notes of a file, and how many bytes of them are whole: behind that is what a killed
+    process had begun. None if there are none."""
     try:
         data = path.read_bytes() if path.stat().st_size <= BYTES_MAX else None
     except FileNotFoundError:
@@ -126,15 +126,15 @@ def load(path: Path) -> tuple[Notes, int] | None:
     if data is None:
         raise Corrupt(f"{path} is larger than any notes")
     first, *lines = data.split(b"\n")
-    head = _read(first, Head)
+    head = _read(first, NotesHead)
     if head is None or head.format != FORMAT or not lines:
         raise Corrupt(f"{path} does not begin as notes do, or they are of a newer version of Detent")
     notes = Notes(head.size, head.processors)
     whole = len(first) + 1
     for index, line in enumerate(lines[:-1]):
-        entry = _read(line, Entry)
+        entry = _read(line, Note)
         if entry is None:
-            if any(_read(later, Entry) is not None for later in lines[index + 1 :]):
+            if any(_read(later, Note) is not None for later in lines[index + 1 :]):
                 raise Corrupt(f"{path} does not match its checksums, {whole} bytes from its beginning")
             break
         if notes.pending is not None:
@@ -146,10 +146,10 @@ def load(path: Path) -> tuple[Notes, int] | None:
     return notes, whole
 
 
-_Kind = TypeVar("_Kind", Head, Entry)
+_Kind = TypeVar("_Kind", NotesHead, Note)
 
 
-def _line(value: Head | Entry) -> bytes:
+def _line(value: NotesHead | Note) -> bytes:
     body = msgspec.json.encode(value)
     return xxhash.xxh64_hexdigest(body).encode() + b" " + body + b"\n"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from detent.errors import Conflict, Exists, Invalid, NotFound
 from detent.kv import Objects, absolute_url, open_objects
-from detent.processor.sink_base import Delivered, Sink, bytes_of, chosen
+from detent.processor.sink_base import Delivered, DeliverySink, bytes_of, chosen
 from detent.processor.step import Step
 
 
-class ObjectSink(Sink):
+class ObjectSink(DeliverySink):
     """An object for each delivery, exactly once.
 
     >>> graph.sink(input="reports", name="archive")(ObjectSink("s3://shop/reports"))
@@ -32,7 +32,7 @@ class ObjectSink(Sink):
     it has to be the same, byte by byte; if it is not, two deliveries have one name, and that is a `Conflict`. `compare`
     says it otherwise: True compares always, False never.
 
-    Whoever removes objects should leave those of the last minutes. A process that died, or stood still, right after it
+    Do not remove the objects of the last minutes. A process that died, or stood still, right after it
     had put one puts it again if it finds it gone. In a folder, files that end in ``.part~`` are not finished.
     """
 
@@ -78,7 +78,7 @@ def _has_key(name: str, key: str) -> bool:
 
 
 def _holds(objects: Objects, name: str, data: bytes) -> bool:
-    """Whether an object is these bytes; one that somebody has just removed is none."""
+    """Whether an object is these bytes; one that was just removed is none."""
     try:
         return objects.size(name) == len(data) and objects.get(name) == data
     except NotFound:

@@ -21,20 +21,40 @@ import inspect
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy
-from sqlalchemy import Connection, Engine
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Executable,
+    MetaData,
+    Table,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    select,
+    update,
+)
 
 from detent import forks
 from detent.errors import Corrupt, Fenced, Invalid, Unavailable
-from detent.processor import delivery_rows as rows_of
-from detent.processor.delivery_rows import TABLE, DeliveryRows
-from detent.processor.sink_base import SINK, Sink
+from detent.processor.sink_base import SINK, DeliverySink
 from detent.processor.step import Step
 from detent.sql.databases import Database, adopt, file_of
-from detent.sql.tables import schema_of, table_named, within
+from detent.sql.dialects import DIALECTS
+from detent.sql.rows import BYTEWISE, durable, making, marking, now
+from detent.sql.tables import TableName, schema_of, table_named, within
 from detent.sql.transactions import own_transaction, patiently, transact
+
+TABLE: Final = "detent_deliveries"
+FLOORS: Final = "_floors"
+
+OVER: Final = -1
+"""The number of the row that says that a series is over: those of deliveries begin at 0."""
 
 FORGET_EVERY: Final = 1_000
 """Rows of deliveries that are done are removed so many numbers at a time: each removal costs a transaction."""
@@ -52,7 +72,7 @@ _ENDED: Final = (
 Write = TypeVar("Write", bound=Callable[..., Any])
 
 
-class SqlSink(Sink):
+class SqlSink(DeliverySink):
     """Effects in a SQLite or PostgreSQL database, exactly once.
 
     >>> sql = SqlSink("postgresql+psycopg://shop@db/shop")
@@ -98,7 +118,7 @@ class SqlSink(Sink):
     @staticmethod
     def schema(dialect: str, *, table: str = TABLE) -> str:
         """The statements that make the tables, for migrations: `dialect` is "sqlite" or "postgresql"."""
-        return rows_of.schema(dialect, table)
+        return _schema(dialect, table)
 
     def sink(self, function: Write) -> Callable[..., None]:
         """Decorator: make a sink of a function whose first parameter is a connection."""
@@ -139,7 +159,7 @@ class SqlSink(Sink):
                 self._note(step)
                 return
             transact(engine, functools.partial(_admit, rows, step))
-        raise Unavailable(f"the rows of {step.name} in {self._table}{rows_of.FLOORS} are changed by another process")
+        raise Unavailable(f"the rows of {step.name} in {self._table}{FLOORS} are changed by another process")
 
     def _forget(self, engine: Engine, rows: DeliveryRows, step: Step) -> None:
         """Now and then, remove the rows below the floor. Before the delivery, so that a failure of it is one."""
@@ -236,13 +256,13 @@ class SqlSink(Sink):
     def _prepare(self, connection: Connection) -> DeliveryRows:
         """Make the tables; and have statements name the schema they are in."""
         dialect = connection.dialect.name
-        rows = rows_of.delivery_rows(self._table, dialect)
+        rows = delivery_rows(self._table, dialect)
         rows.metadata.create_all(connection)
         find = schema_of(dialect)
         if find is None or "." in self._table:
             return rows
         schema = connection.scalar(sqlalchemy.text(find), {"name": f'"{self._table}"'})
-        return rows_of.delivery_rows(within(schema, self._table), dialect)
+        return delivery_rows(within(schema, self._table), dialect)
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
@@ -315,3 +335,103 @@ def _signatures(function: Callable[..., Any]) -> tuple[inspect.Signature, frozen
     required = [one for one in outer if one.default is one.empty]
     optional = [one for one in outer if one.default is not one.empty]
     return inspect.Signature([*required, step, *optional]), inner
+
+
+# -- the tables -------------------------------------------------------------------------------------------------------
+
+
+class DeliveryRows(NamedTuple):
+    """What is asked of the two tables. Each statement takes :of_processor, most take :of_series and :of_number.
+
+    A delivery is a row of the one table, until its number is below the floor. The other has one row for each
+    processor: the series that its deliveries belong to, and the floor, below which everything is done. In the first
+    table, a row with the number -1 says that a series is over.
+    """
+
+    metadata: MetaData
+    enter: Executable
+    """Adds the row of a delivery, and answers one; none if the row is there, if the number is below the floor, or if
+    the series is not the processor's."""
+    look: Executable
+    """Answers a row if that of the delivery is there."""
+    confirm: Executable
+    """Answers a row if the series is the processor's, and the number not below the floor; both stay so until the
+    transaction ends, which waits for the disk."""
+    begin: Executable
+    """The first row of a processor, with :new_floor; nothing if it has one."""
+    lock: Executable
+    """Answers series and floor; no other transaction changes them until this one ends."""
+    floor: Executable
+    """Answers series and floor."""
+    is_over: Executable
+    """Answers a row if the series was replaced."""
+    end: Executable
+    """The series is over."""
+    forget_all: Executable
+    """The deliveries of a series go."""
+    replace: Executable
+    """The processor's series is :of_series from now on, and its floor :new_floor."""
+    raise_floor: Executable
+    """To :new_floor; answers a row if it was lower, and the series is the processor's."""
+    forget: Executable
+    """The deliveries below :new_floor go."""
+
+
+def _schema(dialect: str, table: str = TABLE) -> str:
+    """The statements that make the tables, for those who have migrations of their own."""
+    if dialect not in DIALECTS:
+        raise Invalid(f"deliveries are kept in SQLite or PostgreSQL, not in {dialect!r}")
+    return making(dialect, _tables(table_named(table, dialect))[0].metadata)
+
+
+def delivery_rows(name: str, dialect: str) -> DeliveryRows:
+    """The tables of that name, and their statements; `Invalid` for a name that this kind of database cannot take."""
+    rows, floors = _tables(table_named(name, dialect))
+    processor, series = bindparam("of_processor", type_=BYTEWISE), bindparam("of_series", type_=BYTEWISE)
+    number, floor = bindparam("of_number", type_=BigInteger), bindparam("new_floor", type_=BigInteger)
+    here = (rows.c.processor == processor) & (rows.c.series == series)
+    mine = floors.c.processor == processor
+    is_due = mine & (floors.c.series == series) & (floors.c.floor <= number)
+    entered = select(floors.c.processor, floors.c.series, cast(number, BigInteger), now(dialect)).where(is_due)
+    over = {"processor": processor, "series": series, "number": OVER, "delivered_at": now(dialect)}
+    return DeliveryRows(
+        rows.metadata,
+        enter=marking(dialect, rows, source=entered).returning(rows.c.number),
+        look=select(rows.c.number).where(here, rows.c.number == number),
+        confirm=select(durable(dialect))
+        .select_from(floors)
+        .where(is_due, exists().where(here, rows.c.number == number))
+        .with_for_update(read=True, of=floors),
+        begin=marking(dialect, floors, processor=processor, series=series, floor=floor),
+        lock=select(floors.c.series, floors.c.floor).where(mine).with_for_update(),
+        floor=select(floors.c.series, floors.c.floor).where(mine),
+        is_over=select(rows.c.number).where(here, rows.c.number == OVER),
+        end=marking(dialect, rows, **over),
+        forget_all=delete(rows).where(here, rows.c.number > OVER),
+        replace=update(floors).where(mine).values(series=series, floor=floor),
+        raise_floor=update(floors)
+        .where(mine, floors.c.series == series, floors.c.floor < floor)
+        .values(floor=floor)
+        .returning(floors.c.floor),
+        forget=delete(rows).where(here, rows.c.number > OVER, rows.c.number < floor),
+    )
+
+
+def _tables(table: TableName) -> tuple[Table, Table]:
+    metadata = MetaData(schema=table.schema or None)
+    rows = Table(
+        table.name,
+        metadata,
+        Column("processor", BYTEWISE, primary_key=True),
+        Column("series", BYTEWISE, primary_key=True),
+        Column("number", BigInteger, primary_key=True, autoincrement=False),
+        Column("delivered_at", BigInteger, nullable=False),
+    )
+    floors = Table(
+        f"{table.name}{FLOORS}",
+        metadata,
+        Column("processor", BYTEWISE, primary_key=True),
+        Column("series", BYTEWISE, nullable=False),
+        Column("floor", BigInteger, nullable=False),
+    )
+    return rows, floors

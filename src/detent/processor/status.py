@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from detent.errors import Denied
+from detent.processor.declaration import place
 from detent.processor.inputs import is_other
-from detent.processor.place import place
 from detent.processor.plan import OpenGraph, consumer_name, writes
-from detent.processor.records import JournalId, Mark, Record
+from detent.processor.records import JournalId, Mark, ProcessorRecord, Totals
 from detent.processor.tracing import latency_of
 from detent.shard import operations as ops
 from detent.stream.following import start_of
-from detent.stream.members import has_died
+from detent.stream.membership import has_died
 from detent.stream.record import FencedRecord
 
 
@@ -73,13 +73,13 @@ def given_to(record: FencedRecord) -> int:
     return 0 if mark is None else mark.number
 
 
-def records(graph: OpenGraph) -> dict[str, tuple[ops.ShardDescription, Record | None]]:
+def records(graph: OpenGraph) -> dict[str, tuple[ops.ShardDescription, ProcessorRecord | None]]:
     """What the store has of all processors of a graph, by name, also of those that are not declared any more."""
     prefix = consumer_name(graph.plan.name, "")
-    found: dict[str, tuple[ops.ShardDescription, Record | None]] = {}
+    found: dict[str, tuple[ops.ShardDescription, ProcessorRecord | None]] = {}
     for consumer in _consumers(graph, prefix):
         stored = FencedRecord(graph.store, consumer.name).find().checkpoint
-        record = None if stored is None else Record.decode(stored)
+        record = None if stored is None else ProcessorRecord.decode(stored)
         found[consumer.name.removeprefix(prefix)] = (consumer.states[0], record)
     return found
 
@@ -106,7 +106,7 @@ def statuses(graph: OpenGraph, *, latency: bool = True) -> list[ProcessorStatus]
     found = records(graph)
     declared = [one.name for one in graph.plan.in_order() if one.runs]
     gone = sorted(set(found) - set(declared))
-    nothing: tuple[ops.ShardDescription | None, Record | None] = (None, None)
+    nothing: tuple[ops.ShardDescription | None, ProcessorRecord | None] = (None, None)
     return [
         _status(graph, name, *(found.get(name) or nothing), declared=name in declared, latency=latency)
         for name in [*declared, *gone]
@@ -117,7 +117,7 @@ def _status(
     graph: OpenGraph,
     name: str,
     shard: ops.ShardDescription | None,
-    record: Record | None,
+    record: ProcessorRecord | None,
     *,
     declared: bool,
     latency: bool,
@@ -128,7 +128,7 @@ def _status(
         said = "failed"  # it is about to notice
     if not error and shard is not None and said == "failed":
         error = shard.error
-    totals = None if record is None else record.totals
+    totals = Totals() if record is None else record.totals
     kind = graph.plan.processor(name).kind if declared else ("" if record is None else record.shape.kind)
     outputs = writes(graph.plan.processor(name), None) if declared else []
     took = {str(one): latency_of(graph.stores, one) for one in outputs} if latency else {}
@@ -139,10 +139,10 @@ def _status(
         holder="" if shard is None else shard.holder,
         error=error,
         epoch=0 if record is None else record.epoch,
-        steps=0 if totals is None else totals.steps,
-        outputs=0 if totals is None else totals.outputs,
-        errors=0 if totals is None else totals.errors,
-        nils=0 if totals is None else totals.nils,
+        steps=totals.steps,
+        outputs=totals.outputs,
+        errors=totals.errors,
+        nils=totals.nils,
         owed=0 if record is None or record.attempt is None else sum(len(one.bodies) for one in record.attempt.owed),
         inputs=inputs,
         latency={where: msgspec.to_builtins(one) for where, one in took.items() if one is not None},
@@ -150,7 +150,7 @@ def _status(
     )
 
 
-def _said(shard: ops.ShardDescription | None, record: Record | None) -> str:
+def _said(shard: ops.ShardDescription | None, record: ProcessorRecord | None) -> str:
     if shard is None or record is None:
         return "new"
     if not shard.holder:
@@ -158,7 +158,7 @@ def _said(shard: ops.ShardDescription | None, record: Record | None) -> str:
     return "died" if has_died(shard.holder) else shard.status or "running"
 
 
-def _positions(graph: OpenGraph, name: str, record: Record | None, *, declared: bool) -> dict[str, int]:
+def _positions(graph: OpenGraph, name: str, record: ProcessorRecord | None, *, declared: bool) -> dict[str, int]:
     """How far a processor is; for one that never ran, where it would begin."""
     if record is not None:
         return record.snapshot.positions
@@ -169,7 +169,7 @@ def _positions(graph: OpenGraph, name: str, record: Record | None, *, declared: 
     return {str(one): start_of(reader, one.journal, processor.start)[0] for one, reader in readers.items()}
 
 
-def _journals(shard: ops.ShardDescription | None, record: Record | None) -> dict[str, JournalId]:
+def _journals(shard: ops.ShardDescription | None, record: ProcessorRecord | None) -> dict[str, JournalId]:
     """Which journals a processor has read, without those that it is to read from elsewhere when it begins again."""
     if shard is None or record is None:
         return {}
@@ -200,7 +200,7 @@ def _what_is_gone(name: str, inputs: list[InputStatus]) -> str:
         if one.gone == "recreated":
             return (
                 f"the input {one.journal!r} was deleted and made anew after it was read to {one.position}: to read the "
-                f"new one, reset the processor (detent graph reset TARGET {name} --to earliest)"
+                f"new one, reset the processor (detent reset FILE --only {name})"
             )
         if one.gone:
             return f"the input {one.journal!r} was deleted after it was read to {one.position}"

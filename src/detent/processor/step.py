@@ -14,9 +14,10 @@ class Step:
     """One step of a processor: a function with a parameter named `step` gets it.
 
     `key` is the delivery key: text of up to 60 characters that is the same whenever these inputs are tried again, and
-    that no other inputs ever have. Whoever has effects outside Detent stores it with them, in one transaction, and asks
-    for it first. `number` counts the processor's input sets: it is the part of the key behind the dash. All numbers
-    below `floor` are done for good, and never come again under this `series`, which is the part before the dash.
+    that no other inputs ever have. A function with effects outside Detent stores it with them, in one transaction, and
+    asks for it first. `number` counts the processor's input sets: it is the part of the key behind the dash. All
+    numbers below `floor` are done for good, and never come again under this `series`, which is the part before the
+    dash.
     """
 
     graph: str

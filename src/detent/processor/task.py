@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from detent.errors import Conflict, DetentError, Fenced, Invalid
 from detent.processor.declaration import Processor
 from detent.processor.outcome import text_of
-from detent.processor.records import Record
+from detent.processor.records import ProcessorRecord
 from detent.processor.runner import Runner
 from detent.runtime.backoff import Backoff
 from detent.runtime.report import Report, State
@@ -44,6 +44,7 @@ class ProcessorTask(Task):
     """One processor of a graph in this process. A life of it is a `Runner`."""
 
     kind = "processor"
+    calls_users = True
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class ProcessorTask(Task):
         self.processor = processor
         self.consumer = consumer
         self._make = make
-        self._store = store
+        self.stored = FencedRecord(store, consumer)
+        """What the graph's own store has of it, for questions: no fence is raised."""
         self._membership = Membership(store, consumer, lease_ms, member)
         self._is_paused = False
         self._fence = 0
@@ -69,7 +71,7 @@ class ProcessorTask(Task):
         self._begun: Runner | None = None
         self.runner: Runner | None = None
         """The one at work, once it has recovered."""
-        self.record: Record | None = None
+        self.record: ProcessorRecord | None = None
         """The last one that was durable when it ended."""
         self.generation: int | None = None
         """The newest reset of which the store told, as long as this process has the lease."""
@@ -120,7 +122,7 @@ class ProcessorTask(Task):
         its function writes to was, and the same would happen again at once."""
         del error
         try:
-            return FencedRecord(self._store, self.consumer).find().fence != self._fence
+            return self.stored.find().fence != self._fence
         except DetentError:  # it fails the same way when it begins again
             return False
 
@@ -153,7 +155,7 @@ class ProcessorTask(Task):
         else:
             self.generation, self._is_paused = taken.states[0].generation, taken.paused
             return True
-        found = FencedRecord(self._store, self.consumer).describe()
+        found = self.stored.describe()
         if found is None:
             return False
         state = found.states[0]

@@ -9,7 +9,7 @@ import msgspec
 
 from detent.errors import Corrupt, Invalid, NotFound
 from detent.journal import Message
-from detent.processor.place import Place
+from detent.processor.declaration import JournalPlace
 from detent.processor.provenance import Origin, Provenance, provenance_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ HOPS_MAX: Final = 10_000
 """Messages that one trace shows: batches of batches have many ancestors."""
 
 DEPTH_MAX: Final = 100
-"""Hops that one trace goes back. No graph has so many, but a header that somebody forged may name itself."""
+"""Hops that one trace goes back. No graph has so many, but a forged header may name itself."""
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     max_ms: float
 
 
-def trace(stores: Mapping[str, Store], place: Place, offset: int) -> Hop:
+def trace(stores: Mapping[str, Store], place: JournalPlace, offset: int) -> Hop:
     """A message with all that it was made from."""
     room = [HOPS_MAX]
     found = _read(stores, place, offset)
@@ -66,7 +66,12 @@ def trace(stores: Mapping[str, Store], place: Place, offset: int) -> Hop:
 
 
 def _hop(
-    stores: Mapping[str, Store], place: Place, offset: int, message: Message | None, room: list[int], depth: int = 1
+    stores: Mapping[str, Store],
+    place: JournalPlace,
+    offset: int,
+    message: Message | None,
+    room: list[int],
+    depth: int = 1,
 ) -> Hop:
     room[0] -= 1
     if message is None:
@@ -95,20 +100,20 @@ def _hop(
 
 
 def _said(message: Message) -> Provenance | None:
-    """What a message says of itself; nothing, if somebody else wrote a header of that name."""
+    """What a message says of itself; nothing, if another program wrote a header of that name."""
     try:
         return provenance_of(message)
     except Corrupt:
         return None
 
 
-def _each(origins: Sequence[Origin]) -> Iterator[tuple[Place, int]]:
+def _each(origins: Sequence[Origin]) -> Iterator[tuple[JournalPlace, int]]:
     for one in origins:
         for at in range(one.first, one.last + 1):
             yield one.place, at
 
 
-def _read(stores: Mapping[str, Store], place: Place, offset: int) -> Message | None:
+def _read(stores: Mapping[str, Store], place: JournalPlace, offset: int) -> Message | None:
     if place.store not in stores:
         return None
     try:
@@ -117,7 +122,7 @@ def _read(stores: Mapping[str, Store], place: Place, offset: int) -> Message | N
         return None
 
 
-def latency_of(stores: Mapping[str, Store], place: Place, last: int = LAST) -> Latency | None:
+def latency_of(stores: Mapping[str, Store], place: JournalPlace, last: int = LAST) -> Latency | None:
     """From the source to here, of the last messages."""
     found = stores[place.store].reader.whereabouts(place.journal)
     if found is None or found[1] == found[2]:

@@ -8,23 +8,20 @@ From the user to the owner:
     handle.py            `store.queue(name)`: the queue as a user holds it, sync and async
     worker.py            a worker: claims, calls a handler, extends the lease, settles
     message.py           a message as producers and consumers hold it; the receipt
-    transaction.py       the queue operations of `store.transaction()`
     calls.py             the user's arguments become operations, and results become objects
     settings.py          a queue's settings: defaults, limits, changes
     operations.py        the operations themselves, and what each answers
-    memory.py            what the owner remembers of all queues, and what the group adds
+    memory.py            what the owner remembers of all queues, which of them get a message, which consumers wait
     machine.py           in the owner: applies operations to that memory, writes a group's changes
 
 A publish:
 
     publishing.py        body, metadata, dedup key and routing, in the publishing transaction
-    router.py            which queues the message goes to
     filters.py           the CEL expression that decides it
     state.py             what the owner remembers of one queue
     places.py            its messages in order, and which of them can be claimed
     bucket.py            up to a thousand places side by side
-    grouped.py           the same for a queue with groups: one message of a group at a time
-    groups.py            the line of each group
+    grouped.py           the same for a queue with groups: one message at a time from the line of each
     holdings.py          which queues still need a message, so that its body can go
 
 A claim, and how it ends:
@@ -33,7 +30,6 @@ A claim, and how it ends:
     grant.py             one open claim: what it gave out, to which consumer, until when
     unclaiming.py        what undoes a claim whose messages could not be handed over
     timers.py            one timer wheel for leases, delays and retention
-    watch.py             wakes waiting consumers, after the commit
     reader.py            reads bodies straight from the store, in any process
     failures.py          messages that have failed, and the history of attempts
     moving.py            dead letters and redrives from queue to queue
@@ -47,10 +43,8 @@ Readers, which are given messages by number instead of under a lease (Spark):
 
 Rare calls and questions:
 
-    pages.py             a look's arguments become an operation, and its answer a page
     admin.py             queues made, changed, deleted, purged; failed messages redriven
-    looking.py           descriptions, failed messages, where a message is
-    listing.py           a queue's messages, page by page, for programs that want them all
+    listing.py           descriptions, where a message is; a queue's messages, page by page, for programs
     peeking.py           the same for people: by state, filter, priority and age, with the first bytes
     info.py              what these answer
 
@@ -82,8 +76,7 @@ from detent.queue.machine import QueueMachine
 from detent.queue.message import AsyncDelivery, Delivery, Outgoing, Published, Receipt
 from detent.queue.operations import PublishedMessages
 from detent.queue.reader import QueueReader
-from detent.queue.transaction import QueueOperations
-from detent.queue.worker import AsyncWorker, Worker
+from detent.queue.worker import AsyncWorker, DeclaredQueue, Worker
 
 __all__ = [
     "AssignedMessage",
@@ -95,6 +88,7 @@ __all__ = [
     "AsyncWorker",
     "AttemptInfo",
     "DeadLetter",
+    "DeclaredQueue",
     "Delivery",
     "FailedMessage",
     "MessageInfo",
@@ -105,7 +99,6 @@ __all__ = [
     "Queue",
     "QueueInfo",
     "QueueMachine",
-    "QueueOperations",
     "QueuePage",
     "QueueReader",
     "QueuedMessage",

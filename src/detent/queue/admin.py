@@ -10,7 +10,7 @@ from functools import partial
 from detent.codec import queue as records
 from detent.codec.queue import Config
 from detent.codec.statelog import Run
-from detent.engine import Context, Done, Result
+from detent.engine import ApplyContext, Done, Result
 from detent.errors import Conflict, Exists, Invalid, LimitExceeded, NotFound
 from detent.queue import assigning
 from detent.queue import operations as ops
@@ -22,7 +22,7 @@ from detent.queue.settings import changed, group_of, new_config, priority_of
 from detent.queue.state import QueueState
 
 
-def create(memory: QueueMemory, op: ops.CreateQueue, context: Context) -> Result:
+def create(memory: QueueMemory, op: ops.CreateQueue, context: ApplyContext) -> Result:
     """A new queue: its settings, and its empty records."""
     ops.check_name(op.queue)
     known = memory.queues.get(op.queue)
@@ -88,12 +88,12 @@ def _check_dead_letter(memory: QueueMemory, settings: ops.Settings) -> None:
         raise NotFound(f"there is no queue {settings.dead_letter!r} that dead letters could go to; create it first")
 
 
-def _alone(context: Context, what: str) -> None:
+def _alone(context: ApplyContext, what: str) -> None:
     if not context.last:
         raise Invalid(f"{what} stands alone in its transaction")
 
 
-def configure(memory: QueueMemory, op: ops.ConfigureQueue, context: Context) -> Result:
+def configure(memory: QueueMemory, op: ops.ConfigureQueue, context: ApplyContext) -> Result:
     """Other settings. A queue that is paused stops reading the log; one that is not reads on from there."""
     _alone(context, "a change of settings")
     state = memory.queue(op.queue)
@@ -126,7 +126,7 @@ def _regrouped(memory: QueueMemory, state: QueueState, config: Config) -> QueueS
     return new
 
 
-def delete(memory: QueueMemory, op: ops.DeleteQueue, context: Context) -> Result:
+def delete(memory: QueueMemory, op: ops.DeleteQueue, context: ApplyContext) -> Result:
     """A queue goes at once; its records go in steps."""
     _alone(context, "deleting a queue")
     state = memory.queue(op.queue)
@@ -143,7 +143,7 @@ def delete(memory: QueueMemory, op: ops.DeleteQueue, context: Context) -> Result
     return Done()
 
 
-def set_dedup_window(memory: QueueMemory, op: ops.SetDedupWindow, context: Context) -> Result:
+def set_dedup_window(memory: QueueMemory, op: ops.SetDedupWindow, context: ApplyContext) -> Result:
     """How long keys are held at least, from now on."""
     if op.window_ms > ops.DELAY_MS_MAX:
         raise LimitExceeded(f"a dedup window is at most {ops.DELAY_MS_MAX} ms")
@@ -156,7 +156,7 @@ def set_dedup_window(memory: QueueMemory, op: ops.SetDedupWindow, context: Conte
 # -- failed messages, purges ------------------------------------------------------------------------------------
 
 
-def redrive(memory: QueueMemory, op: ops.Redrive, context: Context) -> Result:
+def redrive(memory: QueueMemory, op: ops.Redrive, context: ApplyContext) -> Result:
     """Failed messages become available again, behind all others, as if never tried.
 
     A dead letter that stays in its queue still tells where it came from. In another queue it is a message like those
@@ -193,14 +193,14 @@ def redrive(memory: QueueMemory, op: ops.Redrive, context: Context) -> Result:
         if target is not source:
             source.forget_origin(failed.message, None)
         run = Run(failed.message, 1, failed.offset, failed.record_count, context.now_ms, failed.deadline_ms)
-        about = headers.get(failed.message, {})  # nobody has asked for them if nothing depends on them
+        about = headers.get(failed.message, {})  # they were not asked for if nothing depends on them
         priority = failed.priority if target is source else priority_of(target.config, about)
         target.route(run, priority, context.now_ms, None, group_of(target.config, about))
     memory.checkpoint_wanted = True
     return ops.Moved(len(step), after, more)
 
 
-def purge(memory: QueueMemory, op: ops.Purge, context: Context) -> Result:
+def purge(memory: QueueMemory, op: ops.Purge, context: ApplyContext) -> Result:
     """Messages go for good. What is in flight stays with its holder."""
     _alone(context, "a purge")
     state = memory.queue(op.queue)

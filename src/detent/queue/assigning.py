@@ -1,8 +1,8 @@
 """Readers of queues: messages assigned to them by number, read again as often as they like, done all at once.
 
 The number that a reader plans from says what it has done. So an assignment needs no lease: it ends when the reader
-plans from its number or a later one, or when somebody releases the reader. A reader is known by its name and a
-generation, which nobody else has ever had; whoever comes with another one was replaced.
+plans from its number or a later one, or when the reader is released. A reader is known by its name and a
+generation, which no other reader has ever had; a process that comes with another one was replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from operator import sub
 from detent.codec import published, statelog
 from detent.codec.published import FOREVER, PayloadRecord
 from detent.codec.reader import reader_key
-from detent.engine import Context, Done, Result
+from detent.engine import ApplyContext, Done, Result
 from detent.errors import Conflict, Fenced, Invalid, LimitExceeded, NotFound
 from detent.queue import operations as ops
 from detent.queue import reader_operations as reader_ops
@@ -27,7 +27,7 @@ from detent.queue.readers import KnownReader
 from detent.queue.state import QueueState
 
 
-def open_reader(memory: QueueMemory, op: reader_ops.OpenReader, context: Context) -> Result:
+def open_reader(memory: QueueMemory, op: reader_ops.OpenReader, context: ApplyContext) -> Result:
     """A reader, new or known. Nothing is written for one that is there."""
     state = memory.queue(op.queue)
     reader_ops.check_reader(op.reader)
@@ -45,8 +45,8 @@ def open_reader(memory: QueueMemory, op: reader_ops.OpenReader, context: Context
 
 
 def _take_deliveries(memory: QueueMemory, count: int, undo: Undo | None) -> int:
-    """The first of so many delivery numbers, which are given to nobody else. Generations are such numbers too: so a
-    reader that is made anew, in a queue that is made anew, has none that anybody had before."""
+    """The first of so many delivery numbers, which are given out once. Generations are such numbers too: so a
+    reader that is made anew, in a queue that is made anew, has none that another one had before."""
     first = memory.next_delivery
     memory.next_delivery += count
     if undo is not None:
@@ -80,7 +80,7 @@ def _current(
 # -- planning ---------------------------------------------------------------------------------------------------
 
 
-def assign(memory: QueueMemory, op: reader_ops.Assign, context: Context) -> Result:
+def assign(memory: QueueMemory, op: reader_ops.Assign, context: ApplyContext) -> Result:
     """All up to `start` is done, and more is assigned; unless it was before, and the answer was lost."""
     state, reader = _current(memory, op)
     if not 1 <= op.count <= reader_ops.ASSIGNED_MAX:
@@ -149,7 +149,7 @@ def _choose(memory: QueueMemory, state: QueueState, op: reader_ops.Assign) -> li
 
 
 def _leading(memory: QueueMemory, state: QueueState, places: list[int], bytes_max: int) -> int:
-    """How many of these, from the first on, have payloads of at most so many bytes together."""
+    """How many of these, from the first on, have bodies of at most so many bytes together."""
     rows = state.spread(places)
     messages = picked("messages", rows)
     records = list(map(sub, messages, picked("offsets", rows)))
@@ -162,7 +162,7 @@ def _leading(memory: QueueMemory, state: QueueState, places: list[int], bytes_ma
                 if len(known) == reader_ops.SIZED_RECORDS_MAX:
                     return count
                 stored = memory.stored(published.payload_key(first), view)
-                assert stored is not None, f"the payload of message {message} is missing"
+                assert stored is not None, f"the body of message {message} is missing"
                 record = known[first] = PayloadRecord(stored)
             size += record.size(message - first)
             if count and size > bytes_max:
@@ -173,7 +173,7 @@ def _leading(memory: QueueMemory, state: QueueState, places: list[int], bytes_ma
 # -- acknowledging ----------------------------------------------------------------------------------------------
 
 
-def ack(memory: QueueMemory, op: reader_ops.AckAssigned, context: Context) -> Result:
+def ack(memory: QueueMemory, op: reader_ops.AckAssigned, context: ApplyContext) -> Result:
     """All up to an assignment is done, and nothing is planned. What was done before stays so."""
     state, reader = _current(memory, op)
     if op.upto > reader.last:
@@ -205,8 +205,8 @@ def apply_acked(state: QueueState, name: str, at_ms: int, undo: Undo | None) -> 
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
-def read(memory: QueueMemory, op: reader_ops.ReadAssignment, context: Context) -> Result:
-    """Messages of an assignment, the same ones in the same order whenever somebody asks."""
+def read(memory: QueueMemory, op: reader_ops.ReadAssignment, context: ApplyContext) -> Result:
+    """Messages of an assignment, the same ones in the same order whenever they are asked for."""
     context.idle += 1
     state, reader = _current(memory, op)
     if op.number <= reader.acked:
@@ -239,7 +239,7 @@ def read(memory: QueueMemory, op: reader_ops.ReadAssignment, context: Context) -
 # -- releasing --------------------------------------------------------------------------------------------------
 
 
-def release(memory: QueueMemory, op: reader_ops.ReleaseReader, context: Context) -> Result:
+def release(memory: QueueMemory, op: reader_ops.ReleaseReader, context: ApplyContext) -> Result:
     """What is assigned comes back at once, and the reader begins anew. No attempt is counted for it: to release a
     reader says nothing about its messages."""
     state, reader = _find(memory, op.queue, op.reader)
@@ -253,8 +253,8 @@ def release(memory: QueueMemory, op: reader_ops.ReleaseReader, context: Context)
     return reader_ops.ReaderReleased(generation, len(messages))
 
 
-def delete(memory: QueueMemory, op: reader_ops.DeleteReader, context: Context) -> Result:
-    """A reader goes. One that holds messages is released first, by somebody who means it."""
+def delete(memory: QueueMemory, op: reader_ops.DeleteReader, context: ApplyContext) -> Result:
+    """A reader goes. One that holds messages is released first, by a call that says so."""
     state, reader = _find(memory, op.queue, op.reader)
     if reader.grant is not None:
         raise Conflict(
@@ -267,14 +267,14 @@ def delete(memory: QueueMemory, op: reader_ops.DeleteReader, context: Context) -
 
 
 def forget_readers(memory: QueueMemory, state: QueueState) -> None:
-    """The queue is deleted, and its readers with it. What is assigned to them is nobody's any more."""
+    """The queue is deleted, and its readers with it. What is assigned to them is no reader's any more."""
     for name in {*state.readers, *state.dirty_readers}:
         memory.write(reader_key(state.number, name), None, None)
     state.readers.clear()
     state.dirty_readers.clear()
 
 
-def describe(memory: QueueMemory, op: reader_ops.DescribeReaders, context: Context) -> Result:
+def describe(memory: QueueMemory, op: reader_ops.DescribeReaders, context: ApplyContext) -> Result:
     """Readers by name."""
     context.idle += 1
     found = []

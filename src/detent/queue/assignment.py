@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from detent.codec.published import Metadata
-from detent.engine import Operation
-from detent.engine.twins import Awaited, Plain, Twin, drive_each
+from detent.engine.twins import Awaited, Plain, Twin, both, drive_each
 from detent.errors import Corrupt, Invalid
 from detent.queue import calls
 from detent.queue import reader_operations as ops
@@ -47,11 +46,11 @@ class AssignedMessage(Readable, msgspec.Struct, eq=False):
     _data: bytes
     _about: Metadata
     attempts: int
-    """How often it was given to somebody, this time included."""
+    """How often it was given out, this time included."""
     priority: int
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id}, {len(self.payload)} bytes, attempt {self.attempts})"
+        return f"{type(self).__name__}({self.id}, {len(self.body)} bytes, attempt {self.attempts})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class _Reading:
             page.messages,
             range(first, first + len(page.messages)),
             found.kinds,
-            found.payloads,
+            found.bodies,
             found.about,
             page.attempts,
             page.priorities,
@@ -141,20 +140,60 @@ class _ReaderBase(Twin):
 
     def _base(self) -> tuple[str, str, int]:
         if self.generation is None:
-            raise Invalid(f"open the reader {self.name!r} first: whoever uses it says in which generation it is")
+            raise Invalid(f"open the reader {self.name!r} first: its user says in which generation it is")
         return self.queue, self.name, self.generation
 
-    def _assign(self, start: int, count: int, max_bytes: int | None) -> ops.Assign:
-        return ops.Assign(*self._base(), start, count, max_bytes or 0)
+    @both
+    async def open(self) -> ops.ReaderOpened:
+        """Register the reader, or find it: its `generation`, and the last assignment that is done (`acked`, 0 at
+        first). A release of it fences every process that goes on with this generation."""
+        opened: ops.ReaderOpened = await self._do(ops.OpenReader(self.queue, self.name))
+        self.generation = opened.generation
+        return opened
+
+    @both
+    async def assign(self, start: int, count: int, *, max_bytes: int | None = None) -> Assignment:
+        """Everything up to assignment `start` is done; plan the next one, of at most `count` messages.
+
+        They are chosen as a claim would choose them, and stay this reader's until they are done, or the reader is
+        released: no lease ends. If assignment `start` + 1 exists it is answered as it is. `max_bytes` limits the
+        bodies together. `Conflict` for a `start` that cannot be: the checkpoint that says it was deleted, or is an
+        older copy. `Fenced` if the reader was released.
+        """
+        found: ops.Assigned = await self._do(ops.Assign(*self._base(), start, count, max_bytes or 0))
+        return Assignment(found.number, found.count, found.new)
+
+    def _steps(self, number: int, start: int, end: int | None) -> _Reading:
+        return _Reading(self._base(), number, start, end)
 
     async def _read(self, steps: _Reading) -> AsyncGenerator[list[AssignedMessage], None]:
+        """Page by page."""
         while steps.more:
             step = steps.next_step()
-            found = await self._aside(steps.did, (await self._ask([step]))[-1], self._store.messages)
+            found = await self._aside(steps.did, await self._do(step), self._store.messages)
             if found is None:
-                await self._ask([step])  # raises if they are done, or the reader was released, in between
+                await self._do(step)  # raises if they are done, or the reader was released, in between
                 raise steps.missing()
             yield found
+
+    @both
+    async def ack(self, upto: int) -> None:
+        """Everything up to assignment `upto` is done. Planning on says the same; this is for the last one."""
+        await self._do(ops.AckAssigned(*self._base(), upto))
+
+    @both
+    async def release(self) -> int:
+        """Give back what is assigned, and begin anew: how many messages can be claimed again. A process that still uses
+        the reader gets `Fenced`. No attempt is counted."""
+        released: ops.ReaderReleased = await self._do(ops.ReleaseReader(self.queue, self.name))
+        self.generation = None
+        return released.count
+
+    @both
+    async def delete(self) -> None:
+        """Forget the reader. `Conflict` while messages are assigned to it: release it first."""
+        await self._do(ops.DeleteReader(self.queue, self.name))
+        self.generation = None
 
 
 class AssignmentReader(_ReaderBase, Plain):
@@ -165,88 +204,20 @@ class AssignmentReader(_ReaderBase, Plain):
     >>> done = reader.open().acked
     >>> planned = reader.assign(done, 1000)
     >>> for message in reader.read(planned.number):
-    ...     print(message.payload)
+    ...     print(message.body)
     b'one'
     >>> reader.ack(planned.number)      # or plan on from it: reader.assign(planned.number, 1000)
     """
 
-    def open(self) -> ops.ReaderOpened:
-        """Register the reader, or find it: its `generation`, and the last assignment that is done (`acked`, 0 at
-        first). Whoever releases it later fences everybody who goes on with this generation."""
-        opened: ops.ReaderOpened = self._commit(ops.OpenReader(self.queue, self.name))
-        self.generation = opened.generation
-        return opened
-
-    def assign(self, start: int, count: int, *, max_bytes: int | None = None) -> Assignment:
-        """Everything up to assignment `start` is done; plan the next one, of at most `count` messages.
-
-        They are chosen as a claim would choose them, and stay this reader's until they are done, or somebody releases
-        the reader: no lease ends. If assignment `start` + 1 exists it is answered as it is. `max_bytes` limits the
-        payloads together. `Conflict` for a `start` that cannot be: the checkpoint that says it was deleted, or is an
-        older copy. `Fenced` if the reader was released.
-        """
-        found: ops.Assigned = self._commit(self._assign(start, count, max_bytes))
-        return Assignment(found.number, found.count, found.new)
-
     def read(self, number: int, start: int = 0, end: int | None = None) -> Iterator[AssignedMessage]:
         """The messages of an assignment, from the one at place `start` up to `end`: the same ones in the same order,
         whenever and wherever they are read. `NotFound` once they are done."""
-        pages = drive_each(self._read(_Reading(self._base(), number, start, end)))
-        return (message for page in pages for message in page)
-
-    def ack(self, upto: int) -> None:
-        """Everything up to assignment `upto` is done. Planning on says the same; this is for the last one."""
-        self._commit(ops.AckAssigned(*self._base(), upto))
-
-    def release(self) -> int:
-        """Give back what is assigned, and begin anew: how many messages can be claimed again. Whoever still uses the
-        reader gets `Fenced`. No attempt is counted."""
-        released: ops.ReaderReleased = self._commit(ops.ReleaseReader(self.queue, self.name))
-        self.generation = None
-        return released.count
-
-    def delete(self) -> None:
-        """Forget the reader. `Conflict` while messages are assigned to it: release it first."""
-        self._commit(ops.DeleteReader(self.queue, self.name))
-        self.generation = None
-
-    def _commit(self, operation: Operation) -> Any:
-        return self._store.commit([operation])[-1]
+        return (message for page in drive_each(self._read(self._steps(number, start, end))) for message in page)
 
 
 class AsyncAssignmentReader(_ReaderBase, Awaited):
     """`AssignmentReader` for asyncio: the same calls, awaited."""
 
-    async def open(self) -> ops.ReaderOpened:
-        """Register the reader, or find it; see :meth:`AssignmentReader.open`."""
-        opened: ops.ReaderOpened = await self._commit(ops.OpenReader(self.queue, self.name))
-        self.generation = opened.generation
-        return opened
-
-    async def assign(self, start: int, count: int, *, max_bytes: int | None = None) -> Assignment:
-        """Everything up to assignment `start` is done; plan the next one. See :meth:`AssignmentReader.assign`."""
-        found: ops.Assigned = await self._commit(self._assign(start, count, max_bytes))
-        return Assignment(found.number, found.count, found.new)
-
     def read(self, number: int, start: int = 0, end: int | None = None) -> AsyncIterator[AssignedMessage]:
         """The messages of an assignment; see :meth:`AssignmentReader.read`."""
-        pages = self._read(_Reading(self._base(), number, start, end))
-        return (message async for page in pages for message in page)
-
-    async def ack(self, upto: int) -> None:
-        """Everything up to assignment `upto` is done."""
-        await self._commit(ops.AckAssigned(*self._base(), upto))
-
-    async def release(self) -> int:
-        """Give back what is assigned, and begin anew; see :meth:`AssignmentReader.release`."""
-        released: ops.ReaderReleased = await self._commit(ops.ReleaseReader(self.queue, self.name))
-        self.generation = None
-        return released.count
-
-    async def delete(self) -> None:
-        """Forget the reader. `Conflict` while messages are assigned to it: release it first."""
-        await self._commit(ops.DeleteReader(self.queue, self.name))
-        self.generation = None
-
-    async def _commit(self, operation: Operation) -> Any:
-        return (await self._store.commit([operation]))[-1]
+        return (message async for page in self._read(self._steps(number, start, end)) for message in page)

@@ -187,7 +187,7 @@ class Bucket:
 
     def span(self) -> tuple[int, int]:
         """The lowest and the highest message that has ever had a place here: no other is worth looking for. It is
-        worked out when somebody asks, since nobody who publishes needs it."""
+        worked out when it is asked for, since a publish does not need it."""
         lowest, highest, length = self.bounds
         if length != len(self.messages):
             messages = np.frombuffer(self.messages, "<u8")
@@ -272,7 +272,7 @@ class Bucket:
 
     @classmethod
     def of(cls, number: int, rows: np.ndarray, length: int, groups: Sequence[bytes | None] | None = None) -> Bucket:
-        """A bucket with these rows, each at its place; hidden all of them, until somebody looks at the clock. In a
+        """A bucket with these rows, each at its place; hidden all of them, until a step looks at the clock. In a
         queue with groups, each has its group."""
         bucket = cls(number)
         places = rows["place"]

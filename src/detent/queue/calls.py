@@ -10,18 +10,20 @@ from typing import Any, overload
 
 import msgspec
 
-from detent.codec.origin import Origin
+from detent.codec.origin import OriginRecord
+from detent.codec.published import FOREVER, URI
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.errors import Invalid
 from detent.queue import operations as ops
-from detent.queue.info import dead_letters_of
+from detent.queue.info import QueuedMessage, QueuePage, dead_letters_of, time_of
 from detent.queue.message import Outgoing, Published
-from detent.queue.reader import Columns, Content, QueueReader
+from detent.queue.peeking import ALL_STATES, START, PeekedMessage, PeekedMessages, PeekMessages, read_page
+from detent.queue.reader import Content, ContentColumns, QueueReader
 from detent.settings.queue import QUEUE, QueueSettings
 from detent.settings.setting import whole_seconds
 
 Message = bytes | Outgoing
-"""What can be published: a payload, or a message with more to say."""
+"""What can be published: a body, or a message with more to say."""
 
 
 def settings(queue: str, given: QueueSettings) -> ops.Settings:
@@ -52,7 +54,7 @@ def outgoing(message: Message, headers: Mapping[str, str] | None, options: Mappi
     return Outgoing(message, headers or {}, **options)
 
 
-_OPTIONS = {field.name for field in fields(Outgoing)} - {"payload", "headers"}
+_OPTIONS = {field.name for field in fields(Outgoing)} - {"body", "headers"}
 
 
 def publish(messages: Sequence[Outgoing], queue: str | None = None) -> list[ops.Publish]:
@@ -77,8 +79,8 @@ def _about(message: Outgoing) -> tuple[bool, int | None, int | None, int, int]:
     """What the messages of one operation have in common."""
     if message.visible_at is not None and message.delay is not None:
         raise Invalid("a message has a delay or a time from which it is visible, not both")
-    if message.uri is not None and message.payload:
-        raise Invalid("a message has a payload or a URI, not both")
+    if message.uri is not None and message.body:
+        raise Invalid("a message has a body or a URI, not both")
     return (
         message.uri is not None,
         None if message.created is None else time_ms(message.created),
@@ -90,27 +92,25 @@ def _about(message: Outgoing) -> tuple[bool, int | None, int | None, int, int]:
 
 def _publish(group: list[Outgoing], shared: Any, queue: str | None) -> ops.Publish:
     uri, created_ms, visible_ms, delay_ms, retention_s = shared
-    payloads = [_payload(message) for message in group]
+    bodies = [_body(message) for message in group]
     headers = _headers([message.headers for message in group], queue)
     keys = [message.dedup_key for message in group]
     dedup_keys = None if all(key is None for key in keys) else keys
-    return ops.Publish(payloads, headers, uri, created_ms, visible_ms, delay_ms, retention_s, dedup_keys, queue or "")
+    return ops.Publish(bodies, headers, uri, created_ms, visible_ms, delay_ms, retention_s, dedup_keys, queue or "")
 
 
-def _payload(message: Outgoing) -> bytes:
+def _body(message: Outgoing) -> bytes:
     if message.uri is not None:
         try:
             return message.uri.encode()
         except (AttributeError, UnicodeEncodeError) as error:
             raise Invalid(f"a URI is text: {error}") from error
-    payload = message.payload
-    if isinstance(payload, bytes):
-        return payload
-    if isinstance(payload, (bytearray, memoryview)):
-        return bytes(payload)
-    raise Invalid(
-        f"a payload is bytes, not {type(payload).__name__}: write text.encode(), or json.dumps(value).encode()"
-    )
+    body = message.body
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, (bytearray, memoryview)):
+        return bytes(body)
+    raise Invalid(f"a body is bytes, not {type(body).__name__}: write text.encode(), or json.dumps(value).encode()")
 
 
 def _headers(given: list[Mapping[str, str]], queue: str | None) -> list[dict[str, str]] | None:
@@ -135,11 +135,11 @@ def _shared_headers(headers: Mapping[str, str] | None, queue: str | None) -> lis
     return None if queue is None else [{"queue": queue}]
 
 
-def publish_plain(payloads: Sequence[bytes], headers: Mapping[str, str] | None, queue: str | None) -> ops.Publish:
-    """The operation for payloads that share their headers and have nothing else to say."""
-    if set(map(type, payloads)) - {bytes}:
-        raise Invalid("a payload is bytes: write text.encode(), or json.dumps(value).encode()")
-    return ops.Publish(list(payloads), _shared_headers(headers, queue), to=queue or "")
+def publish_plain(bodies: Sequence[bytes], headers: Mapping[str, str] | None, queue: str | None) -> ops.Publish:
+    """The operation for bodies that share their headers and have nothing else to say."""
+    if set(map(type, bodies)) - {bytes}:
+        raise Invalid("a body is bytes: write text.encode(), or json.dumps(value).encode()")
+    return ops.Publish(list(bodies), _shared_headers(headers, queue), to=queue or "")
 
 
 def operations_for(messages: Iterable[Message], headers: Mapping[str, str] | None, queue: str | None) -> list[Any]:
@@ -215,7 +215,7 @@ def claim(queue: str, count: int, lease: Duration | None, consumer: str) -> ops.
 
 def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, result: ops.ClaimedMessages) -> list[Any]:
     """The claimed messages with their content. One whose content is gone meanwhile has ended its retention, and is left
-    out: there is nobody to give it to."""
+    out: no consumer could use it."""
     if result.contents is None:
         found = reader.columns(result.messages, result.records)
     else:
@@ -229,7 +229,7 @@ def deliveries(kind: type[Any], store: Any, queue: str, reader: QueueReader, res
         result.messages,
         range(first, first + count),
         found.kinds,
-        found.payloads,
+        found.bodies,
         found.about,
         result.attempts,
         result.priorities,
@@ -251,15 +251,15 @@ def with_origin(delivery: Any, earlier: int, stored: bytes | None) -> Any:
     """A delivery that says which queues gave its message up before."""
     delivery.earlier_attempts = earlier
     if stored is not None:
-        delivery.dead_letters = dead_letters_of(Origin.decode(stored).moves)
+        delivery.dead_letters = dead_letters_of(OriginRecord.decode(stored).moves)
     return delivery
 
 
-def columns(contents: ops.Attached) -> Columns:
+def columns(contents: ops.Attached) -> ContentColumns:
     """What came with an answer, side by side."""
     rows = [(0, None, None) if row is None else row for row in contents]
-    kinds, payloads, about = (list(column) for column in zip(*rows, strict=True))
-    return Columns(kinds, payloads, about, payloads.count(None))
+    kinds, bodies, about = (list(column) for column in zip(*rows, strict=True))
+    return ContentColumns(kinds, bodies, about, bodies.count(None))
 
 
 class Fetching:
@@ -283,7 +283,7 @@ class Fetching:
         return ops.ReadHeld(claimed.queue, messages, [claimed.first_delivery + index for index in self._missing])
 
     def did(self, step: ops.HeldMessages) -> None:
-        """Take what came. What is no longer held is somebody else's: it stays without content, and is left out."""
+        """Take what came. What is no longer held is another consumer's: it stays without content, and is left out."""
         came = dict(zip(step.messages, step.contents or (), strict=True))
         self._origins.update(step.origins or {})
         left = []
@@ -321,8 +321,8 @@ def found_content(reader: QueueReader, message: int, found: ops.MessageFound) ->
 def _content(row: ops.AttachedContent | None) -> Content | None:
     if row is None:
         return None
-    kind, payload, about = row
-    return None if payload is None or about is None else (kind, payload, about)
+    kind, body, about = row
+    return None if body is None or about is None else (kind, body, about)
 
 
 def time_ms(time: datetime) -> int:
@@ -380,3 +380,81 @@ class Purging(_Steps):
     def next_step(self) -> ops.Purge:
         """The operation of the next step."""
         return ops.Purge(self._queue, self._available, self._failed, self._named(), self._from)
+
+
+def peek(
+    queue: str,
+    limit: int,
+    states: str | Iterable[str] | None,
+    filter: str | None,
+    priority: int | None,
+    older_than: Duration | None,
+    newer_than: Duration | None,
+    body_bytes: int,
+    cursor: str | None,
+) -> PeekMessages:
+    """The operation of a look into a queue."""
+    for value, what in ((limit, "limit"), (priority, "priority"), (body_bytes, "body_bytes")):
+        check_number(value, what)
+    named = [states] if isinstance(states, str) else list(states or ())
+    if set(map(type, named)) - {str}:
+        raise Invalid(f"states are {', '.join(ALL_STATES)}, not {named!r}"[:500])
+    number, after = (0, START) if cursor is None else parse_cursor(cursor)
+    return PeekMessages(
+        queue,
+        after,
+        number,
+        named,
+        priority,
+        limit,
+        filter,
+        optional_ms(older_than),
+        optional_ms(newer_than),
+        body_bytes,
+    )
+
+
+def parse_cursor(text: str) -> tuple[int, tuple[int, int, int, int]]:
+    """A cursor's text: the queue's number, and after which message of it the page begins. -1 is written as nothing."""
+    parts = text.split(".") if isinstance(text, str) else []
+    if len(parts) != 5 or not all(not part or (part.isascii() and part.isdigit() and len(part) < 20) for part in parts):
+        raise Invalid(f"{text!r} is no cursor: that is what the page before this one answered"[:500])
+    number, section, after, at_ms, row = (int(part) if part else -1 for part in parts)
+    return max(0, number), (max(0, section), after, max(0, at_ms), row)
+
+
+def queue_page(queue: str, reader: QueueReader, op: PeekMessages, page: PeekedMessages) -> QueuePage:
+    """A page as users see it."""
+    # An answer without messages need not bring contents, also where there are no files to read.
+    whole = page if page.contents is not None or not page.messages else read_page(reader, op, page)
+    contents = whole.contents or []
+    found = [_queued(queue, one, content) for one, content in zip(whole.messages, contents, strict=True)]
+    cursor = (whole.queue, *whole.after) if whole.more else None
+    text = None if cursor is None else ".".join("" if part < 0 else str(part) for part in cursor)
+    return QueuePage(found, text)
+
+
+def _queued(queue: str, one: PeekedMessage, content: ops.PeekedContent | None) -> QueuedMessage:
+    is_uri = content is not None and content.kind == URI
+    data = b"" if content is None else content.data
+    move = None if content is None else content.move
+    return QueuedMessage(
+        message=one.message,
+        queue=queue,
+        state=one.state,
+        at=time_of(one.at_ms),
+        attempts=one.attempts,
+        total_attempts=one.earlier + one.attempts,
+        priority=one.priority,
+        consumer=one.consumer,
+        delivery=one.delivery,
+        reason=one.reason,
+        created=None if content is None else time_of(content.created_ms),
+        received=None if content is None else time_of(content.received_ms),
+        expires=None if content is None or one.deadline_ms == FOREVER else time_of(one.deadline_ms),
+        headers={} if content is None else content.headers,
+        body=b"" if is_uri else data,
+        size=None if content is None else content.size,
+        uri=data.decode(errors="ignore") if is_uri else None,
+        dead_letter=None if move is None else dead_letters_of([move])[0],
+    )

@@ -1,6 +1,6 @@
 """A checkpoint: the state log folded into the buckets, in the commit of the group that calls for one.
 
-After it the records of the queues alone tell all; what nobody holds any more goes in the same commit.
+After it the records of the queues alone tell all; what no queue holds any more goes in the same commit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def write(memory: QueueMemory, batch: Batch, now_ms: int) -> None:
         for state in memory.by_number.values():
             if state.touched:
                 _write_queue(state, batch, view)
-        _collect_payloads(memory, batch, view)
+        _collect_bodies(memory, batch, view)
     for number in range(memory.first_record, memory.next_record):
         batch.delete(records.state_log_key(number))
     memory.first_record = memory.next_record
@@ -171,8 +171,8 @@ def _write_readers(state: QueueState, batch: Batch) -> None:
     state.dirty_readers.clear()
 
 
-def _collect_payloads(memory: QueueMemory, batch: Batch, view: View) -> None:
-    """Remove the payloads that nobody holds: their whole record, or what it holds of them."""
+def _collect_bodies(memory: QueueMemory, batch: Batch, view: View) -> None:
+    """Remove the bodies that no queue holds: their whole record, or what it holds of them."""
     for first, count in memory.holdings.freed.items():
         key = published.payload_key(first)
         alive = memory.holdings.held_in(first, count)
@@ -180,6 +180,6 @@ def _collect_payloads(memory: QueueMemory, batch: Batch, view: View) -> None:
             batch.delete(key)
             continue
         value = batch.operations.get(key) or view.get(key)
-        assert value is not None, f"the payloads of {len(alive)} held messages from {first} on are missing"
+        assert value is not None, f"the bodies of {len(alive)} held messages from {first} on are missing"
         batch.put(key, published.keep_payloads(value, alive))
     memory.holdings.freed.clear()

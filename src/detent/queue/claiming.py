@@ -9,11 +9,11 @@ from operator import itemgetter, sub
 
 from detent.codec import statelog
 from detent.codec.published import FOREVER
-from detent.engine import Context, Done, Result
+from detent.engine import ApplyContext, Done, Result
 from detent.errors import Invalid, LimitExceeded, StaleReceipt
 from detent.queue import moving
 from detent.queue import operations as ops
-from detent.queue.grant import Grant
+from detent.queue.grant import OpenClaim
 from detent.queue.holdings import Undo
 from detent.queue.memory import QueueMemory
 from detent.queue.places import picked
@@ -21,7 +21,7 @@ from detent.queue.settings import backoff_ms
 from detent.queue.state import QueueState
 
 
-def claim(memory: QueueMemory, op: ops.Claim, context: Context) -> Result:
+def claim(memory: QueueMemory, op: ops.Claim, context: ApplyContext) -> Result:
     """Give out messages. An empty queue, or a paused one, gives none, and nothing is written for that."""
     state = memory.queue(op.queue)
     if not 1 <= op.count <= ops.CLAIM_MAX:
@@ -78,7 +78,7 @@ def lease(state: QueueState, wanted_ms: int | None) -> int:
     return min(wanted_ms, state.config.lease_max_ms)
 
 
-def check_receipts(memory: QueueMemory, op: ops.Ack | ops.Fail | ops.Extend, context: Context) -> QueueState:
+def check_receipts(memory: QueueMemory, op: ops.Ack | ops.Fail | ops.Extend, context: ApplyContext) -> QueueState:
     """The queue, if every receipt is current: the same delivery, and its lease not over."""
     count = len(op.messages)
     if count != len(op.deliveries) or not 1 <= count <= ops.CLAIM_MAX:
@@ -108,7 +108,7 @@ def _why_stale(state: QueueState, message: int, delivery: int) -> str:
     )
 
 
-def ack(memory: QueueMemory, op: ops.Ack, context: Context) -> Result:
+def ack(memory: QueueMemory, op: ops.Ack, context: ApplyContext) -> Result:
     """Messages are done."""
     state = check_receipts(memory, op, context)
     undo = None if context.last else context.undo
@@ -119,7 +119,7 @@ def ack(memory: QueueMemory, op: ops.Ack, context: Context) -> Result:
     return Done()
 
 
-def fail(memory: QueueMemory, op: ops.Fail, context: Context) -> Result:
+def fail(memory: QueueMemory, op: ops.Fail, context: ApplyContext) -> Result:
     """Attempts came to nothing: again later, or given up."""
     ops.check_text(op.reason, ops.REASON_BYTES_MAX, "a reason")
     if op.delay_ms is not None and op.delay_ms > ops.DELAY_MS_MAX:
@@ -130,7 +130,7 @@ def fail(memory: QueueMemory, op: ops.Fail, context: Context) -> Result:
     return Done()
 
 
-def extend(memory: QueueMemory, op: ops.Extend, context: Context) -> Result:
+def extend(memory: QueueMemory, op: ops.Extend, context: ApplyContext) -> Result:
     """Leases last longer, or shorter, from now on."""
     state = check_receipts(memory, op, context)
     undo = None if context.last else context.undo
@@ -142,7 +142,7 @@ def extend(memory: QueueMemory, op: ops.Extend, context: Context) -> Result:
     return ops.LeaseExtended(lease_ms, length_ms)
 
 
-def unclaim(memory: QueueMemory, op: ops.Unclaim, context: Context) -> Result:
+def unclaim(memory: QueueMemory, op: ops.Unclaim, context: ApplyContext) -> Result:
     """What could not be handed over is as if it had not been claimed. The delivery numbers are used up: a receipt that
     turns up after all is stale."""
     state, messages = _still_held(memory, op, context)
@@ -155,7 +155,7 @@ def unclaim(memory: QueueMemory, op: ops.Unclaim, context: Context) -> Result:
     return Done()
 
 
-def read_held(memory: QueueMemory, op: ops.ReadHeld, context: Context) -> Result:
+def read_held(memory: QueueMemory, op: ops.ReadHeld, context: ApplyContext) -> Result:
     """Where the messages of current receipts are stored. What is over is left out, not refused: the rest of the claim
     is still its holder's."""
     context.idle += 1
@@ -166,7 +166,7 @@ def read_held(memory: QueueMemory, op: ops.ReadHeld, context: Context) -> Result
 
 
 def _still_held(
-    memory: QueueMemory, op: ops.Unclaim | ops.ReadHeld, context: Context
+    memory: QueueMemory, op: ops.Unclaim | ops.ReadHeld, context: ApplyContext
 ) -> tuple[QueueState | None, list[int]]:
     """The queue, if there is one, and the messages whose receipts are current, each once."""
     count = len(op.messages)
@@ -185,7 +185,7 @@ def _still_held(
     return state, list(dict.fromkeys(current))
 
 
-def expire_leases(memory: QueueMemory, grants: Iterable[Grant], now_ms: int) -> None:
+def expire_leases(memory: QueueMemory, grants: Iterable[OpenClaim], now_ms: int) -> None:
     """Leases are over: what is still held under them returns, or was given up.
 
     Dead letters come to their queue in the order in which the leases ended, and of those that ended together in the

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from detent.codec.published import FOREVER
-from detent.codec.queue import Attempt, Failed
+from detent.codec.queue import AttemptRecord, Failed
 from detent.queue.holdings import Undo
 from detent.queue.timers import TimerWheel
 
@@ -28,7 +28,7 @@ class FailedList:
         self.failed_due: dict[int, int] = {}  # the timers of failed buckets
         # What the next checkpoint writes.
         self.dirty_failed: set[int] = set()
-        self.new_attempts: dict[int, list[Attempt]] = {}
+        self.new_attempts: dict[int, list[AttemptRecord]] = {}
         self.old_attempts: set[int] = set()
         # Dead letters that came here, and how often each was claimed before; those that have left since.
         self.origins: dict[int, int] = {}
@@ -76,7 +76,7 @@ class FailedList:
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def _note_attempt(self, message: int, attempt: Attempt, undo: Undo | None) -> None:
+    def _note_attempt(self, message: int, attempt: AttemptRecord, undo: Undo | None) -> None:
         self.new_attempts.setdefault(message, []).append(attempt)
         if undo is not None:
             undo.append(partial(self._unnote_attempt, message))
@@ -94,7 +94,7 @@ class FailedList:
         if undo is not None:
             undo.append(partial(self._unforget_attempts, message, new, added))
 
-    def _unforget_attempts(self, message: int, new: list[Attempt] | None, added: bool) -> None:
+    def _unforget_attempts(self, message: int, new: list[AttemptRecord] | None, added: bool) -> None:
         if new is not None:
             self.new_attempts[message] = new
         if added:

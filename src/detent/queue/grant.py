@@ -5,7 +5,7 @@ from __future__ import annotations
 from detent.codec.published import FOREVER
 
 
-class Grant:
+class OpenClaim:
     """What one claim gave out: a lease on some messages, all until the same time. What is assigned to a reader is a
     grant too, without an end: the reader's name is the consumer's label, and all its messages leave together."""
 
@@ -24,5 +24,5 @@ class Grant:
         return self.lease_ms == FOREVER
 
 
-Flight = tuple[int, int, Grant]
+Flight = tuple[int, int, OpenClaim]
 """A message in flight: its place, which delivery this is, and the lease. (A plain tuple: claims make thousands.)"""

@@ -1,8 +1,8 @@
-"""Which messages some queue still needs, and which records can go since nobody does.
+"""Which messages some queue still needs, and which records can go since none does.
 
 A message is held once by each queue that has it available, in flight or failed, and once by the store itself if it
-matched no queue. When the last hold ends and every queue's cursor has passed the message, its payload goes with the
-next checkpoint, in the same commit as the state in which nobody holds it.
+matched no queue. When the last hold ends and every queue's cursor has passed the message, its body goes with the
+next checkpoint, in the same commit as the state in which no queue holds it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIVE: Final = (1 << 64) - 1
 """The cursor of a queue that stands at the end of the log, wherever that is."""
 
 
-def _nobody_keeps(run: Run, _undo: Undo | None) -> None:
+def _not_kept(run: Run, _undo: Undo | None) -> None:
     raise AssertionError(f"message {run.first} would be lost")
 
 
@@ -45,7 +45,7 @@ _NONE: Final = array("H", bytes(2 * CHUNK))
 _ONE: Final = array("H", (1,)) * CHUNK
 
 
-class Segment(NamedTuple):
+class LogSegment(NamedTuple):
     """A part of the metadata log."""
 
     number: int
@@ -57,15 +57,15 @@ class Holdings:
 
     def __init__(self) -> None:
         self._chunks: dict[int, array[int]] = {}
-        self._dead: set[int] = set()  # where segments start that may be held by nobody
+        self._dead: set[int] = set()  # where segments start that may be held by no queue
         self._released: set[int] = set()  # chunks in which something was released since the last checkpoint
-        self.freed: dict[int, int] = {}  # records with a message that nobody holds any more: first message -> count
-        self.segments: list[Segment] = []
+        self.freed: dict[int, int] = {}  # records with a message that no queue holds any more: first message -> count
+        self.segments: list[LogSegment] = []
         self._starts: list[int] = []
         self._heads: list[bytes] = []  # what the keys of a segment's entries begin with
         self.live: list[int] = []  # messages held, by segment
         self.unread_from = LIVE  # the first message that some queue has yet to read of
-        self.keep: Callable[[Run, Undo | None], None] = _nobody_keeps
+        self.keep: Callable[[Run, Undo | None], None] = _not_kept
 
     # -- holds --------------------------------------------------------------------------------------------------
 
@@ -100,13 +100,13 @@ class Holdings:
             if chunk is None:
                 chunk = self._chunks[number] = array("H", bytes(2 * CHUNK))
             if step > 1 and chunk[at : at + step] == _NONE[:step]:
-                assert change > 0, f"messages from {first} on are held by nobody"
+                assert change > 0, f"messages from {first} on are held by no queue"
                 chunk[at : at + step] = array("H", (change,)) * step
                 new += step
             else:
                 for row in range(at, at + step):
                     new += not chunk[row]
-                    chunk[row] += change  # an OverflowError below zero: a hold that nobody had
+                    chunk[row] += change  # an OverflowError below zero: a hold that no queue had
             first += step
         return new
 
@@ -116,7 +116,7 @@ class Holdings:
         chunk = self._chunks[message // CHUNK]
         at = message % CHUNK
         left = chunk[at] - 1
-        assert left >= 0, f"message {message} is released by somebody who did not hold it"
+        assert left >= 0, f"message {message} is released by a queue that did not hold it"
         chunk[at] = left
         self._released.add(message // CHUNK)
         freed = False
@@ -150,7 +150,7 @@ class Holdings:
             self.release(message, offset, count, deadline_ms, at_ms, undo)
 
     def _release_run(self, messages: Sequence[int], offsets: Sequence[int], counts: Sequence[int]) -> bool:
-        """The common case in one step: neighbours that nobody else holds. False if it is another case."""
+        """The common case in one step: neighbours that no other queue holds. False if it is another case."""
         first, length = messages[0], len(messages)
         number, at = divmod(first, CHUNK)
         segment = self._segment(first)
@@ -169,7 +169,7 @@ class Holdings:
         return True
 
     def _let_go(self, segment: int, count: int) -> None:
-        """So many messages of a segment are held by nobody any more."""
+        """So many messages of a segment are held by no queue any more."""
         self.live[segment] -= count
         if not self.live[segment]:
             self._dead.add(self._starts[segment])  # unless more comes in, or it is taken back: looked at when it is due
@@ -182,7 +182,7 @@ class Holdings:
                 self.freed.pop(message - offset, None)
 
     def held_in(self, first: int, count: int) -> list[int]:
-        """The places in a record of the messages that somebody holds."""
+        """The places in a record of the messages that a queue holds."""
         if count == 1:
             return [0] if self.count(first) else []
         number, at = divmod(first, CHUNK)
@@ -207,7 +207,7 @@ class Holdings:
         self._dead = {start for start, live in zip(self._starts, self.live, strict=True) if not live}
 
     def drop_empty_chunks(self) -> None:
-        """Let go of the counters in which nobody holds anything any more."""
+        """Let go of the counters in which no queue holds anything any more."""
         last = max(self._chunks, default=0)
         for number in self._released:
             chunk = self._chunks.get(number)
@@ -223,14 +223,14 @@ class Holdings:
             return len(starts) - 1
         return bisect_right(starts, message) - 1
 
-    def add_segment(self, segment: Segment) -> None:
+    def add_segment(self, segment: LogSegment) -> None:
         """The log goes on in another segment."""
         self.segments.append(segment)
         self._starts.append(segment.start)
         self._heads.append(log.entry_head(segment.number, LOG_KEY))
         self.live.append(0)
 
-    def drop_segment(self, segment: Segment) -> None:
+    def drop_segment(self, segment: LogSegment) -> None:
         """A segment is gone."""
         index = self.segments.index(segment)
         for column in (self.segments, self._starts, self._heads, self.live):
@@ -256,18 +256,18 @@ class Holdings:
         return self._heads[index] + var_u64(first - self._starts[index])
 
     def newest_is_dead(self, passed: int, log_end: int) -> bool:
-        """Whether nobody holds anything of the newest segment, which has messages, and all cursors have it behind."""
+        """Whether no queue holds anything of the newest segment, which has messages, and all cursors have it behind."""
         return bool(self._starts) and not self.live[-1] and self._starts[-1] < log_end == passed
 
-    def end_newest(self, log_end: int) -> Segment:
+    def end_newest(self, log_end: int) -> LogSegment:
         """The log goes on in another segment, so that the newest one can go."""
         self._dead.add(self._starts[-1])
-        segment = Segment(self.segments[-1].number + 1, log_end)
+        segment = LogSegment(self.segments[-1].number + 1, log_end)
         self.add_segment(segment)
         return segment
 
-    def dead_segment(self, passed: int) -> Segment | None:
-        """A segment of which nobody holds anything, and which all cursors have behind them: they are at `passed`."""
+    def dead_segment(self, passed: int) -> LogSegment | None:
+        """A segment of which no queue holds anything, and which all cursors have behind them: they are at `passed`."""
         for start in self._dead:
             index = self._segment(start)
             if not self.live[index] and index + 1 < len(self.segments) and self.segments[index + 1].start <= passed:

@@ -12,16 +12,15 @@ from detent.codec import queue as records
 from detent.codec.published import LOG_KEY, Metadata
 from detent.codec.queue import NOT_KEPT
 from detent.codec.statelog import Run
-from detent.engine import Context, Done, Operation, Result
+from detent.engine import ApplyContext, Done, Operation, Result
 from detent.kv import View
 from detent.queue import checkpoint, claiming, publishing
 from detent.queue import operations as ops
 from detent.queue.failures import EXPIRE_FAILED
-from detent.queue.grant import Grant
-from detent.queue.holdings import LIVE, Segment
-from detent.queue.memory import DEDUP, QueueMemory
+from detent.queue.grant import OpenClaim
+from detent.queue.holdings import LIVE, LogSegment
+from detent.queue.memory import DEDUP, QueueMemory, filter_of
 from detent.queue.places import EXPIRE, REVEAL
-from detent.queue.router import filter_of
 from detent.queue.settings import group_of, priority_of
 from detent.queue.state import FORGET_DONE, QueueState
 
@@ -56,18 +55,18 @@ def advance(memory: QueueMemory, now_ms: int) -> None:
     if due_ms is None or due_ms > now_ms or memory.may_end <= 0:
         return
     left = TIMERS_PER_STEP
-    later: list[Grant] = []
+    later: list[OpenClaim] = []
     while left > 0 and (names := memory.wheel.due(now_ms, left)):
         left -= len(names)
         memory.fired = True
-        over: list[Grant] = []
+        over: list[OpenClaim] = []
         for name in names:
-            if isinstance(name, Grant):
+            if isinstance(name, OpenClaim):
                 (over if memory.may_end > 0 else later).append(name)
                 memory.may_end -= len(name.held)
         claiming.expire_leases(memory, over, now_ms)
         for name in names:
-            if not isinstance(name, Grant):
+            if not isinstance(name, OpenClaim):
                 _fire(memory, name, now_ms)
     for grant in later:
         memory.wheel.add(grant.lease_ms, grant)
@@ -95,7 +94,7 @@ def _fire(memory: QueueMemory, name: Any, now_ms: int) -> None:
             state.drop_failed(messages, "expired")
 
 
-def run_timers(memory: QueueMemory, op: ops.Advance, context: Context) -> Result:
+def run_timers(memory: QueueMemory, op: ops.Advance, context: ApplyContext) -> Result:
     """The housekeeper fires the timers, which every operation does before anything else."""
     del op
     if not memory.steps:
@@ -120,7 +119,7 @@ def due(memory: QueueMemory, now_ms: int) -> Iterator[Operation]:
     if _to_collect(memory, now_ms):
         yield ops.Collect()
     if (memory.next_record > memory.first_record or memory.steps) and checkpoint.is_due(memory, now_ms):
-        yield ops.Checkpoint()
+        yield ops.WriteCheckpoint()
     memory.look_ms = next_look_ms(memory, now_ms)
     memory.committed()  # once more: a caller that was woken may have gone away, and others wait
 
@@ -151,7 +150,7 @@ def _to_collect(memory: QueueMemory, now_ms: int) -> bool:
     )
 
 
-def request_checkpoint(memory: QueueMemory, op: ops.Checkpoint, context: Context) -> Result:
+def request_checkpoint(memory: QueueMemory, op: ops.WriteCheckpoint, context: ApplyContext) -> Result:
     """The group in progress ends with a checkpoint."""
     del context
     memory.checkpoint_wanted = True
@@ -165,7 +164,7 @@ def request_checkpoint(memory: QueueMemory, op: ops.Checkpoint, context: Context
 # -- catching up ------------------------------------------------------------------------------------------------
 
 
-def catch_up(memory: QueueMemory, op: ops.CatchUp, context: Context) -> Result:
+def catch_up(memory: QueueMemory, op: ops.CatchUp, context: ApplyContext) -> Result:
     """A queue that is behind reads some more of the log, and takes what matches its filter and still exists."""
     state = memory.behind.get(op.queue)
     if state is None or state.config.paused:
@@ -237,8 +236,8 @@ def entries_from(memory: QueueMemory, view: View, start: int) -> Iterator[list[M
 # -- collecting -------------------------------------------------------------------------------------------------
 
 
-def collect(memory: QueueMemory, op: ops.Collect, context: Context) -> Result:
-    """Remove a bounded number of records that nobody needs."""
+def collect(memory: QueueMemory, op: ops.Collect, context: ApplyContext) -> Result:
+    """Remove a bounded number of records that are not needed any more."""
     del op
     now_ms = context.now_ms
     work = memory.housekeeper
@@ -347,8 +346,8 @@ def _forget_own_keys(memory: QueueMemory, number: int, view: View) -> int:
     return min(len(held), COLLECT_RECORDS)
 
 
-def _drop_segment(memory: QueueMemory, segment: Segment, view: View) -> None:
-    """Some entries of a log segment of which nobody holds anything; at last the segment itself."""
+def _drop_segment(memory: QueueMemory, segment: LogSegment, view: View) -> None:
+    """Some entries of a log segment of which no queue holds anything; at last the segment itself."""
     first, last = log.entry_range(segment.number, LOG_KEY)
     removed = 0
     for key, _ in view.scan(first, last, limit=COLLECT_RECORDS):

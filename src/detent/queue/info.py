@@ -17,8 +17,8 @@ from detent.settings.queue import QUEUE, ConfiguredQueue
 class QueueInfo(ConfiguredQueue):
     """A queue: its settings, what is in it now, and what it has counted since it was created.
 
-    What nobody holds is available (a claim would get it), delayed (not visible yet) or blocked (behind others of its
-    group); `blocked_delayed` of the blocked ones are not visible yet either. Of the messages that were given up
+    What no consumer holds is available (a claim would get it), delayed (not visible yet) or blocked (behind others of
+    its group); `blocked_delayed` of the blocked ones are not visible yet either. Of the messages that were given up
     (`total_failed`), `total_dead_lettered` went to the dead letter queue.
     """
 
@@ -107,7 +107,7 @@ class FailedMessage:
     attempts: int
     priority: int
     history: list[AttemptInfo]
-    payload: bytes
+    body: bytes
     uri: str | None
     headers: dict[str, str]
     dead_letters: list[DeadLetter]
@@ -115,7 +115,7 @@ class FailedMessage:
 
 def failed_message(queue: str, entry: ops.FailedEntry, content: Content | None) -> FailedMessage:
     """A failed message as users see it; its content may have ended its retention just now."""
-    payload, uri, headers = parts_of(content)
+    body, uri, headers = parts_of(content)
     return FailedMessage(
         message=entry.message,
         queue=queue,
@@ -124,7 +124,7 @@ def failed_message(queue: str, entry: ops.FailedEntry, content: Content | None) 
         attempts=entry.attempts,
         priority=entry.priority,
         history=attempts_of(entry.history),
-        payload=payload,
+        body=body,
         uri=uri,
         headers=headers,
         dead_letters=dead_letters_of(entry.moves),
@@ -136,7 +136,7 @@ class QueuedMessage:
     """A message as `peek` shows it. `state`, `at`, `consumer`, `delivery` and `reason` are those of
     :class:`MessagePlace`.
 
-    `payload` has the first bytes of `size`. Without a `size` the payload was not read, or is gone. Of a done message
+    `body` has the first bytes of `size`. Without a `size` the body was not read, or is gone. Of a done message
     nothing is known but its number, its attempts and when it was done. `dead_letter` is the last queue that gave the
     message up, without its history: `store.message` has that.
     """
@@ -155,7 +155,7 @@ class QueuedMessage:
     received: datetime | None
     expires: datetime | None
     headers: dict[str, str]
-    payload: bytes
+    body: bytes
     size: int | None
     uri: str | None
     dead_letter: DeadLetter | None
@@ -194,7 +194,7 @@ class MessageInfo:
 
     message: int
     stored: bool
-    payload: bytes
+    body: bytes
     uri: str | None
     headers: dict[str, str]
     created: datetime | None
@@ -206,12 +206,12 @@ class MessageInfo:
 
 def message_info(message: int, found: ops.MessageFound, content: Content | None) -> MessageInfo:
     """A message as users see it."""
-    payload, uri, headers = parts_of(content)
+    body, uri, headers = parts_of(content)
     about = None if content is None else content[2]
     return MessageInfo(
         message=message,
         stored=content is not None,
-        payload=payload,
+        body=body,
         uri=uri,
         headers=headers,
         created=None if about is None else time_of(about.created_ms),
@@ -237,7 +237,7 @@ def message_info(message: int, found: ops.MessageFound, content: Content | None)
 
 
 def parts_of(content: Content | None) -> tuple[bytes, str | None, dict[str, str]]:
-    """Payload, URI and headers of a message."""
+    """Body, URI and headers of a message."""
     if content is None:
         return b"", None, {}
     kind, data, about = content
@@ -266,8 +266,8 @@ def dead_letters_of(moves: Iterable[ops.DeadLetterMove | Move]) -> list[DeadLett
 
 
 def whole_characters(message: QueuedMessage) -> bytes:
-    """The first bytes of a payload without the first bytes of a character, if it is text that was cut within one."""
-    data = message.payload
+    """The first bytes of a body without the first bytes of a character, if it is text that was cut within one."""
+    data = message.body
     for cut in range(4 if message.size is not None and message.size > len(data) else 1):
         part = data[: len(data) - cut]
         try:

@@ -1,4 +1,5 @@
-"""Lists of what a queue has, page by page: its messages, those that are done, the attempts that came to nothing.
+"""What queues are and have: descriptions, where a message is; and lists, page by page, of messages, of those that
+failed or are done, of the attempts that came to nothing.
 
 Each page shows the queue as it was when the page was made. What moves on meanwhile may be on two pages, or on none.
 Nothing here changes anything.
@@ -6,23 +7,226 @@ Nothing here changes anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 import msgspec
 import numpy as np
 
+from detent.codec import published
 from detent.codec import queue as records
+from detent.codec.origin import OriginRecord
 from detent.codec.published import FOREVER
-from detent.engine import Context, Operation, Result
-from detent.errors import Invalid
+from detent.engine import ApplyContext, Operation, Result
+from detent.errors import Invalid, LimitExceeded
 from detent.kv import View
+from detent.queue import operations as ops
 from detent.queue.bucket import BLOCKED, GONE, HELD, HIDDEN, READY, Bucket
 from detent.queue.memory import QueueMemory
-from detent.queue.moving import history
+from detent.queue.moving import history, origin_of
 from detent.queue.operations import Attached, Number
+from detent.queue.settings import settings_of
 from detent.queue.state import QueueState
+
+MESSAGE_MAX: Final = (1 << 62) - 1
+FAILED_MAX: Final = 1_000
+"""Failed messages in one answer."""
+
+FAILED_TEXT_MAX: Final = 4 << 20
+"""Bytes of reasons and consumers after which a list of failed messages ends early: one message can have 100 KiB of
+them, and the owner makes the list while every caller waits."""
+
+TRIED_BYTES: Final = 32
+"""What the times and lengths of an attempt add to its words."""
+
+DONE_RECORDS_SEARCHED: Final = 1_000
+DONE_MESSAGES_SEARCHED: Final = 1_000_000
+"""Records of done messages, and about how many messages in them, that a search for one message looks through, newest
+first. Everybody else waits meanwhile: a few milliseconds."""
+
+
+def describe(memory: QueueMemory, op: ops.DescribeQueues, context: ApplyContext) -> Result:
+    """Queues by name."""
+    context.idle += 1
+    if op.queue is not None:
+        names = [memory.queue(op.queue).name]
+    else:
+        names = sorted(name for name in memory.queues if name.startswith(op.prefix))
+        names = names[: op.limit] if op.limit else names
+    with memory.reader.view() as view:
+        found = [_describe(memory, memory.queues[name], view) for name in names]
+    return ops.QueueDescriptions(found, memory.own.ready.get(0, 0), memory.dedup_window_ms)
+
+
+def _describe(memory: QueueMemory, state: QueueState, view: View) -> ops.QueueDescription:
+    return ops.QueueDescription(
+        name=state.name,
+        number=state.number,
+        created_ms=state.config.created_ms,
+        settings=settings_of(state.config),
+        behind=state.number in memory.behind,
+        available=sum(state.ready.values()),
+        delayed=state.hidden,
+        in_flight=len(state.flights),
+        failed=len(state.failed),
+        done_kept=state.done_kept,
+        routed=state.routed,
+        acked=state.acked,
+        failures=state.failures,
+        expired=state.expired,
+        purged=state.purged,
+        oldest_ms=_oldest_ms(memory, state, view),
+        priorities=dict(sorted(state.ready.items())),
+        blocked=state.blocked,
+        blocked_delayed=state.blocked_until_later(memory.now_ms),
+        dead_lettered=state.dead_lettered,
+    )
+
+
+def _oldest_ms(memory: QueueMemory, state: QueueState, view: View) -> int:
+    """When the oldest message that can be claimed was received; 0 if there is none."""
+    for number in sorted(state.buckets) if state.ready else ():
+        bucket = state.buckets[number]
+        row = bucket.states.find(READY)
+        if row >= 0:
+            offset = bucket.offsets[row]
+            entry = memory.stored(memory.holdings.entry_key(bucket.messages[row] - offset), view)
+            return 0 if entry is None else published.decode_metadata(entry)[offset].received_ms
+    return 0
+
+
+def list_failed(memory: QueueMemory, op: ops.ListFailed, context: ApplyContext) -> Result:
+    """Failed messages, with the attempts that led there."""
+    context.idle += 1
+    state = memory.queue(op.queue)
+    if not 1 <= op.limit <= FAILED_MAX:
+        raise Invalid(f"a list has 1 to {FAILED_MAX} messages, not {op.limit}")
+    messages = sorted(message for message in state.failed if message > op.after)
+    entries: list[ops.FailedEntry] = []
+    left = FAILED_TEXT_MAX
+    with memory.reader.view() as view:
+        for failed in (state.failed[message] for message in messages[: op.limit]):
+            past = history(state, failed.message, view)
+            moves = moves_of(origin_of(memory, state, failed.message, view))
+            entries.append(
+                ops.FailedEntry(
+                    failed.message,
+                    failed.message - failed.offset,
+                    failed.failed_ms,
+                    failed.attempts,
+                    failed.priority,
+                    failed.delivery,
+                    failed.reason,
+                    past,
+                    moves,
+                )
+            )
+            left -= _text(failed.reason, past) + sum(_text(move.reason, move.history) for move in moves)
+            if left <= 0:
+                break
+    return ops.FailedMessages(entries, len(messages) > len(entries))
+
+
+def _text(reason: str, attempts: Sequence[ops.Tried]) -> int:
+    """About how many bytes a reason and attempts take in an answer."""
+    return len(reason) + sum(TRIED_BYTES + len(consumer) + len(why) for _, consumer, _, why in attempts)
+
+
+def find_message(memory: QueueMemory, op: ops.FindMessage, context: ApplyContext) -> Result:
+    """Where a message is."""
+    if not 0 <= op.message <= MESSAGE_MAX:
+        raise Invalid(f"messages are numbered from 0 on, not {op.message}")
+    if len(op.queues) > ops.QUEUES_MAX:
+        raise LimitExceeded(f"a message is looked for in at most {ops.QUEUES_MAX} queues, not {len(op.queues)}")
+    context.idle += 1
+    named = [memory.queues[name] for name in dict.fromkeys(op.queues) if name in memory.queues]
+    record, found = -1, []
+    holders = memory.holdings.count(op.message)
+    with memory.reader.view() as view:
+        for state in named if op.queues else (memory.own, *memory.queues.values()):
+            # Once all holders are found, no other queue has it.
+            held = _find_held(memory, state, op.message, view) if holders else None
+            if held is None:
+                done = None if op.message >= memory.log_end else _find_done(state, op.message, view)
+                found += [] if done is None else [done]
+                continue
+            holders -= 1
+            record = op.message - held[0]
+            if state is not memory.own:
+                found.append(held[1])
+    return ops.MessageFound(record, found)
+
+
+def moves_of(origin: OriginRecord) -> list[ops.DeadLetterMove]:
+    """The moves of a dead letter as an answer has them."""
+    return [ops.DeadLetterMove(*move[:-1], list(move.history)) for move in origin.moves]
+
+
+def _find_held(memory: QueueMemory, state: QueueState, message: int, view: View) -> tuple[int, ops.MessageState] | None:
+    """Its place in its record and its state, if the queue has the message."""
+    moves = moves_of(origin_of(memory, state, message, view))
+    failed = state.failed.get(message)
+    if failed is not None:
+        where = ops.MessageState(
+            state.name,
+            "failed",
+            failed.attempts,
+            failed.priority,
+            failed.failed_ms,
+            "",
+            failed.reason,
+            failed.delivery,
+            history(state, message, view),
+            moves,
+        )
+        return failed.offset, where
+    place = state.place_of(message)
+    if place is None:
+        return None
+    bucket, row = state.buckets[place // state.size], place % state.size
+    flight = state.flights.get(message)
+    name, at_ms, consumer, delivery = "available", bucket.visible[row], "", 0
+    if flight is not None:
+        _, delivery, grant = flight
+        name, at_ms = ("assigned", grant.claimed_ms) if grant.is_assigned else ("in flight", grant.lease_ms)
+        consumer = grant.consumer
+    elif bucket.states[row] == HIDDEN:
+        name = "delayed"
+    elif bucket.states[row] == BLOCKED:
+        name = "blocked"
+    where = ops.MessageState(
+        state.name,
+        name,
+        bucket.attempts[row],
+        bucket.priorities[row],
+        at_ms,
+        consumer,
+        "",
+        delivery,
+        history(state, message, view),
+        moves,
+    )
+    return bucket.offsets[row], where
+
+
+def _find_done(state: QueueState, message: int, view: View) -> ops.MessageState | None:
+    """What the queue knows of a message that is done there: the newest of what it keeps is looked through."""
+    if not state.done_kept:
+        return None
+    for index in np.flatnonzero(np.frombuffer(state.done_messages, "<u8") == np.uint64(message)).tolist():
+        return ops.MessageState(state.name, "done", state.done_attempts[index], 0, state.done_times[index])
+    start, end = records.queue_range(records.DONE, state.number)
+    left = DONE_MESSAGES_SEARCHED
+    for _, value in view.scan(start, end, reverse=True, limit=DONE_RECORDS_SEARCHED):
+        table = records.decode_done(value)
+        for row in table[table["message"] == np.uint64(message)].tolist():
+            return ops.MessageState(state.name, "done", row[2], 0, row[1])
+        left -= len(table)
+        if left <= 0:
+            break
+    return None
+
 
 LISTED_MAX: Final = 1_000
 """Messages on one page. Everybody else waits while it is made: about a millisecond."""
@@ -119,7 +323,7 @@ def _check(after: int, limit: int) -> None:
         raise Invalid(f"a list has 1 to {LISTED_MAX} messages, not {limit}")
 
 
-def list_messages(memory: QueueMemory, op: ListMessages, context: Context) -> Result:
+def list_messages(memory: QueueMemory, op: ListMessages, context: ApplyContext) -> Result:
     """Messages by place."""
     context.idle += 1
     state = memory.queue(op.queue)
@@ -135,7 +339,7 @@ def list_messages(memory: QueueMemory, op: ListMessages, context: Context) -> Re
 
 
 def bucket_numbers(state: QueueState, first: int) -> Iterator[int]:
-    """The buckets from one on, in order. They mostly follow each other, and then nobody looks at them all."""
+    """The buckets from one on, in order. They mostly follow each other, and then not all are looked at."""
     number = first
     while number in state.buckets:
         yield number
@@ -167,7 +371,7 @@ def _listed(state: QueueState, bucket: Bucket, start: int, limit: int) -> list[L
     return found
 
 
-def list_done(memory: QueueMemory, op: ListDone, context: Context) -> Result:
+def list_done(memory: QueueMemory, op: ListDone, context: ApplyContext) -> Result:
     """Done messages: on the first page what no checkpoint has written yet, then record by record."""
     context.idle += 1
     state = memory.queue(op.queue)
@@ -196,7 +400,7 @@ def list_done(memory: QueueMemory, op: ListDone, context: Context) -> Result:
     return DoneMessages(state.number, b"".join(parts), after, below, more)
 
 
-def list_attempts(memory: QueueMemory, op: ListAttempts, context: Context) -> Result:
+def list_attempts(memory: QueueMemory, op: ListAttempts, context: ApplyContext) -> Result:
     """Attempts by message."""
     context.idle += 1
     state = memory.queue(op.queue)

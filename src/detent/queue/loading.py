@@ -10,18 +10,18 @@ import numpy as np
 from detent.codec import log, published, statelog
 from detent.codec import queue as records
 from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta, SequenceAllocator
-from detent.codec.origin import Origin
+from detent.codec.origin import OriginRecord
 from detent.codec.published import FOREVER
-from detent.codec.queue import AVAILABLE, Config, Cursor, InFlight, Watermark
+from detent.codec.queue import AVAILABLE, Config, InFlight, QueueCursor, Watermark
 from detent.codec.reader import READER, ReaderRecord, decode_reader_key
 from detent.codec.statelog import (
     AckedAssignment,
-    Assigned,
-    Claimed,
+    AssignStep,
+    ClaimStep,
     Ended,
     Expired,
-    Moved,
-    Published,
+    MoveStep,
+    PublishStep,
     Routed,
     Unclaimed,
 )
@@ -30,9 +30,9 @@ from detent.kv import View
 from detent.queue import assigning, housekeeping, moving, publishing
 from detent.queue.bucket import AVAILABLE as AVAILABLE_STATES
 from detent.queue.bucket import HELD, Bucket
-from detent.queue.grant import Grant
+from detent.queue.grant import OpenClaim
 from detent.queue.grouped import GroupedState
-from detent.queue.holdings import LIVE, Segment, messages_in
+from detent.queue.holdings import LIVE, LogSegment, messages_in
 from detent.queue.memory import QueueMemory
 from detent.queue.state import REPLAYED, QueueState
 
@@ -55,7 +55,7 @@ def load(memory: QueueMemory, view: View) -> None:
     if stored is not None:
         memory.dedup_window_ms = records.decode_number(stored, "dedup window")
     for key, value in view.scan(*log.segment_range()):
-        segment = Segment(log.decode_segment_key(key), SegmentMeta.decode(value).start_seq)
+        segment = LogSegment(log.decode_segment_key(key), SegmentMeta.decode(value).start_seq)
         memory.holdings.add_segment(segment)
     _load_queues(memory, view)
     held = _load_buckets(memory, view)
@@ -91,7 +91,7 @@ def _name(key: bytes) -> str:
 def _load_cursor(state: QueueState, view: View) -> None:
     stored = view.get(records.cursor_key(state.number))
     if stored is not None:
-        state.set_cursor(Cursor.decode(stored))
+        state.set_cursor(QueueCursor.decode(stored))
 
 
 def _load_buckets(memory: QueueMemory, view: View) -> list[np.ndarray]:
@@ -114,8 +114,8 @@ def _load_buckets(memory: QueueMemory, view: View) -> list[np.ndarray]:
     for state in memory.by_number.values():
         number, length = divmod(state.next_place, state.size)
         if length and number not in state.buckets:
-            nobody = () if state.config.group_header else None
-            state.buckets[number] = Bucket.of(number, np.empty(0, AVAILABLE), length, nobody)
+            no_groups = () if state.config.group_header else None
+            state.buckets[number] = Bucket.of(number, np.empty(0, AVAILABLE), length, no_groups)
         if isinstance(state, GroupedState):
             state.load_groups()
     return held
@@ -123,7 +123,7 @@ def _load_buckets(memory: QueueMemory, view: View) -> list[np.ndarray]:
 
 def _load_readers(memory: QueueMemory, view: View) -> None:
     """Every queue's readers, each with the messages that are assigned to it. Those of a deleted queue are gone, and
-    what was assigned to them is nobody's."""
+    what was assigned to them is no reader's."""
     unclaimed = {number: state.assigned_deliveries() for number, state in memory.by_number.items()}
     for key, value in view.scan(*READER.range()):
         number, name = decode_reader_key(key)
@@ -140,7 +140,7 @@ def _load_origins(memory: QueueMemory, view: View) -> Origins:
     found: Origins = {}
     for key, value in view.scan(*records.ORIGIN.range()):
         number, message = records.decode_queue_key(records.ORIGIN, key)
-        earlier = found[number, message] = Origin.decode(value).earlier
+        earlier = found[number, message] = OriginRecord.decode(value).earlier
         _known(memory, number).origins[message] = earlier
     return found
 
@@ -189,12 +189,12 @@ def _add_bucket(
         raise Corrupt(f"bucket {number} of queue number {state.number} has groups, and the queue has none")
     bucket = state.buckets[number] = Bucket.of(number, rows, length, groups)
     state.hidden += len(rows) - len(in_flight)
-    grants: dict[tuple[int, int, str], Grant] = {}
+    grants: dict[tuple[int, int, str], OpenClaim] = {}
     for flying in in_flight:
         name = (flying.claimed_ms, flying.lease_ms, flying.consumer)
         grant = grants.get(name)
         if grant is None:
-            grant = grants[name] = Grant(state.number, *name)
+            grant = grants[name] = OpenClaim(state.number, *name)
             state.wheel.add(flying.lease_ms, grant)
         grant.held[flying.message] = None
         bucket.states[flying.place] = HELD
@@ -236,25 +236,25 @@ def _replay(memory: QueueMemory, view: View, origins: Origins) -> None:
 
 def _apply(memory: QueueMemory, step: statelog.Step, origins: Origins) -> None:
     try:
-        if isinstance(step, Published):
+        if isinstance(step, PublishStep):
             targets = [(_known(memory, number), priority, group) for number, priority, group in step.targets]
             publishing.deliver(memory, step.run, targets, REPLAYED, None)
             memory.log_end = step.run.first + step.run.length
         elif isinstance(step, Routed):
             housekeeping.routed(memory, _known(memory, step.queue), step.next_message, step.runs, REPLAYED)
-        elif isinstance(step, Claimed):
+        elif isinstance(step, ClaimStep):
             _known(memory, step.queue).grant(
                 step.places, step.claimed_ms, step.lease_ms, step.first_delivery, step.consumer, None
             )
             memory.next_delivery = max(memory.next_delivery, step.first_delivery + len(step.places))
         elif isinstance(step, Expired):
             _apply_expired(_known(memory, step.queue), step)
-        elif isinstance(step, Moved):
+        elif isinstance(step, MoveStep):
             source, target = _known(memory, step.queue), _known(memory, step.target)
             named = ((target.number, message) for message, _, _ in step.messages)
             earlier = {message: origins[number, message] for number, message in named if (number, message) in origins}
             moving.move(source, target, step.at_ms, step.messages, earlier, REPLAYED, None)
-        elif isinstance(step, Assigned):
+        elif isinstance(step, AssignStep):
             state = _known(memory, step.queue)
             assigning.apply_assigned(state, step.reader, step.places, step.assigned_ms, step.first_delivery, None)
             memory.next_delivery = max(memory.next_delivery, step.first_delivery + len(step.places))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from detent.codec import queue as records
-from detent.engine import MALFORMED, Context, Operation, Result
+from detent.engine import MALFORMED, ApplyContext, Operation, Result
 from detent.errors import Invalid
 from detent.kv import Batch, Reader, View
 from detent.queue import (
@@ -24,7 +24,6 @@ from detent.queue import (
     housekeeping,
     listing,
     loading,
-    looking,
     peeking,
     publishing,
 )
@@ -68,7 +67,7 @@ class QueueMachine(QueueMemory):
         ops.Unclaim,
         ops.ReadHeld,
     )
-    local: tuple[type[Operation], ...] = (ops.Checkpoint,)
+    local: tuple[type[Operation], ...] = (ops.WriteCheckpoint,)
     results: tuple[type[Result], ...] = (
         ops.QueueCreated,
         ops.PublishedMessages,
@@ -92,7 +91,7 @@ class QueueMachine(QueueMemory):
 
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
-        self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
+        self.handlers: dict[type[Operation], Callable[[Any, ApplyContext], Result]] = {
             ops.CreateQueue: partial(admin.create, self),
             ops.ConfigureQueue: partial(admin.configure, self),
             ops.DeleteQueue: partial(admin.delete, self),
@@ -106,9 +105,9 @@ class QueueMachine(QueueMemory):
             ops.Extend: partial(claiming.extend, self),
             ops.Unclaim: partial(claiming.unclaim, self),
             ops.ReadHeld: partial(claiming.read_held, self),
-            ops.DescribeQueues: partial(looking.describe, self),
-            ops.ListFailed: partial(looking.list_failed, self),
-            ops.FindMessage: partial(looking.find_message, self),
+            ops.DescribeQueues: partial(listing.describe, self),
+            ops.ListFailed: partial(listing.list_failed, self),
+            ops.FindMessage: partial(listing.find_message, self),
             listing.ListMessages: partial(listing.list_messages, self),
             listing.ListDone: partial(listing.list_done, self),
             listing.ListAttempts: partial(listing.list_attempts, self),
@@ -123,7 +122,7 @@ class QueueMachine(QueueMemory):
             ops.Advance: partial(housekeeping.run_timers, self),
             ops.CatchUp: partial(housekeeping.catch_up, self),
             ops.Collect: partial(housekeeping.collect, self),
-            ops.Checkpoint: partial(housekeeping.request_checkpoint, self),
+            ops.WriteCheckpoint: partial(housekeeping.request_checkpoint, self),
         }
         for kind, apply in self.handlers.items():
             self.handlers[kind] = partial(self._apply, apply)
@@ -177,9 +176,9 @@ class QueueMachine(QueueMemory):
         """A store that was closed opens without a state log to replay, and goes on with the next message number."""
         unused = self.allocator.unused
         if unused or self.steps or self.next_record > self.first_record:
-            yield ops.Checkpoint(closing=True)
+            yield ops.WriteCheckpoint(closing=True)
 
-    def _apply(self, apply: Callable[[Any, Context], Result], operation: Any, context: Context) -> Result:
+    def _apply(self, apply: Callable[[Any, ApplyContext], Result], operation: Any, context: ApplyContext) -> Result:
         """Look at the clock before anything else, so that the operation sees what time has done.
 
         What time does is not taken back with a transaction. So only the first operation of one looks: after it there

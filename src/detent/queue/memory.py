@@ -1,27 +1,168 @@
-"""What the owner of a store remembers of its queues, and what the group in progress adds.
+"""What the owner of a store remembers of its queues: which of them a message goes to, which consumers wait, and what
+the group in progress adds.
 
 Every operation on queues takes this memory: :mod:`detent.queue.machine` puts them together.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from detent.codec import published
 from detent.codec.log import SequenceAllocator
-from detent.codec.queue import NOT_KEPT, Config, Cursor
+from detent.codec.queue import NOT_KEPT, Config, QueueCursor
 from detent.codec.statelog import Run
-from detent.engine import Context
-from detent.errors import NotFound
+from detent.engine import ApplyContext
+from detent.errors import LimitExceeded, NotFound
 from detent.kv import Reader, View
 from detent.queue import operations as ops
+from detent.queue.filters import Filter, addressed_queue
 from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE, Holdings, Undo
-from detent.queue.router import Router
+from detent.queue.settings import PRIORITY_HEADER, group_of, priority_of
 from detent.queue.state import FORGET_DONE, QueueState
 from detent.queue.timers import TimerWheel
-from detent.queue.watch import QueueWatch
+
+WAITERS_MAX: Final = 10_000
+
+logger = logging.getLogger("detent.queue")
+
+
+class Claimable(Protocol):
+    """A queue that can say how much there is to claim."""
+
+    @property
+    def claimable(self) -> int: ...
+
+
+def _not_looked_at(_: int) -> None:
+    """Without a housekeeper."""
+
+
+class QueueWatch:
+    """Waiters by queue, first come, first woken. A waiter is called once, from the committing thread, and must return
+    at once; as many are woken as there are messages to claim."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: dict[str, deque[Callable[[], None]]] = {}
+        self.timer: Callable[[int], None] = _not_looked_at
+
+    def add(self, queue: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` once there is something to claim. Returns how to stop waiting.
+
+        Try to claim after this: something may have come just before.
+        """
+        with self._lock:
+            if sum(map(len, self._waiters.values())) >= WAITERS_MAX:
+                raise LimitExceeded(f"{WAITERS_MAX} consumers wait already")
+            self._waiters.setdefault(queue, deque()).append(wake)
+
+        def remove() -> None:
+            with self._lock:
+                waiters = self._waiters.get(queue)
+                if waiters is not None:
+                    if wake in waiters:
+                        waiters.remove(wake)
+                    if not waiters:
+                        del self._waiters[queue]
+
+        return remove
+
+    def announce(self, queues: Mapping[str, Claimable], next_ms: int | None) -> None:
+        """Wake those whose queue has something to claim, or is gone; for the others, have the next timer looked at."""
+        if not self._waiters:
+            return
+        if next_ms is not None:
+            self.timer(next_ms)
+        ready: list[Callable[[], None]] = []
+        with self._lock:
+            for name, waiters in list(self._waiters.items()):
+                state = queues.get(name)
+                count = len(waiters) if state is None else min(len(waiters), state.claimable)
+                ready += [waiters.popleft() for _ in range(count)]
+                if not waiters:
+                    del self._waiters[name]
+        for wake in ready:
+            try:
+                wake()
+            except Exception:
+                logger.exception("a waiting consumer could not be woken")
+
+    def __bool__(self) -> bool:
+        return bool(self._waiters)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(map(len, self._waiters.values()))
+
+
+Target = tuple[QueueState, int, bytes | None]
+"""A queue, and the priority and the group that a message has there."""
+
+
+class Router:
+    """Queues with the default filter are found by the name that a message's `queue` header gives; only the filters of
+    the others are asked."""
+
+    def __init__(self) -> None:
+        self._addressed: dict[str, list[QueueState]] = {}
+        self._filtered: list[QueueState] = []
+        self._names: dict[int, str | None] = {}  # by number, under which name a queue is addressed
+        self.group_headers: dict[int, str] = {}  # by number, of the queues that have groups
+        self._priority_headers: dict[int, str] = {}  # by number
+        self.priority_headers = Counter({PRIORITY_HEADER: 1})  # in how many queues; the usual one always counts
+
+    def add(self, state: QueueState) -> None:
+        """A queue takes part in publishes from now on, with the filter that it has now."""
+        self.remove(state)
+        if state.config.group_header:
+            self.group_headers[state.number] = state.config.group_header
+        self._priority_headers[state.number] = state.config.priority_header
+        self.priority_headers[state.config.priority_header] += 1
+        name = self._names[state.number] = addressed_queue(state.config.filter)
+        if name is None:
+            self._filtered.append(state)
+        else:
+            self._addressed.setdefault(name, []).append(state)
+
+    def remove(self, state: QueueState) -> None:
+        """A queue takes part no longer."""
+        if state.number not in self._names:
+            return
+        name = self._names.pop(state.number)
+        self.group_headers.pop(state.number, None)
+        header = self._priority_headers.pop(state.number)
+        self.priority_headers[header] -= 1
+        if not self.priority_headers[header]:
+            del self.priority_headers[header]
+        if name is None:
+            self._filtered.remove(state)
+            return
+        self._addressed[name].remove(state)
+        if not self._addressed[name]:
+            del self._addressed[name]
+
+    def targets(self, headers: dict[str, str]) -> Sequence[Target]:
+        """Where a message with these headers goes."""
+        name = headers.get("queue")
+        found = [] if name is None else self._addressed.get(name, [])
+        if self._filtered:
+            found = [*found, *(state for state in self._filtered if filter_of(state).matches(headers))]
+        return [(state, priority_of(state.config, headers), group_of(state.config, headers)) for state in found]
+
+
+def filter_of(state: QueueState) -> Filter:
+    """A queue's filter, compiled when it is first asked."""
+    if state.filter is None or state.filter.text != state.config.filter:
+        state.filter = Filter(state.config.filter)
+    return state.filter
+
 
 STORES_OWN: Final = 0
 """The number of the queue that holds what the store itself keeps; no consumer claims from it."""
@@ -113,7 +254,7 @@ class QueueMemory:
         self.checkpoint_ms = 0
         self.checkpoint_wanted = False
         self.now_ms = 0
-        self.context: Context | None = None  # the transaction that has looked at the clock
+        self.context: ApplyContext | None = None  # the transaction that has looked at the clock
         self.fired = False  # whether timers went off of which no waiter was told
         self.allow_leases()
         self.look_ms: int | None = 0  # when there is housekeeping to do; any thread may read this
@@ -121,7 +262,7 @@ class QueueMemory:
 
     def new_state(self, name: str, config: Config, next_message: int) -> QueueState:
         """A queue with nothing in it."""
-        cursor = Cursor(next_message, 0, config.generation, 0, 0, 0, 0, 0, 0, 0)
+        cursor = QueueCursor(next_message, 0, config.generation, 0, 0, 0, 0, 0, 0, 0)
         if config.group_header:
             return GroupedState(name, config, cursor, self.wheel, self.holdings, lambda: self.now_ms)
         return QueueState(name, config, cursor, self.wheel, self.holdings)

@@ -15,9 +15,11 @@ import msgspec
 from detent.codec.published import FOREVER, URI, Metadata
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
+from detent.engine.twins import Awaited, Plain, Twin, both
 from detent.errors import Invalid, StaleReceipt
 from detent.queue import operations as ops
 from detent.queue.info import DeadLetter, time_of
+from detent.runtime.ground import drive
 
 
 class Receipt(NamedTuple):
@@ -52,13 +54,13 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to publish, with all that can be said of it. `payload` is bytes; or give a `uri` to where they are.
+    """A message to publish, with all that can be said of it. `body` is bytes; or give a `uri` to where they are.
 
     `delay` or `visible_at` say when it can be claimed, `retention` how long it may stay at all, `dedup_key` what makes
     it the same message as another.
     """
 
-    payload: bytes = b""
+    body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     uri: str | None = None
     created: datetime | None = None
@@ -69,7 +71,7 @@ class Outgoing:
 
 
 class Readable:
-    """What a message says, for whoever was given it."""
+    """What a message says, for the consumer that was given it."""
 
     __slots__ = ()
 
@@ -78,13 +80,13 @@ class Readable:
     _about: Metadata
 
     @property
-    def payload(self) -> bytes:
+    def body(self) -> bytes:
         """What was published; empty if that was a URI."""
         return b"" if self._kind == URI else self._data
 
     @property
     def uri(self) -> str | None:
-        """Where the payload is, if a URI was published."""
+        """Where the body is, if a URI was published."""
         return self._data.decode() if self._kind == URI else None
 
     @property
@@ -119,11 +121,11 @@ class Readable:
         return None if deadline_ms == FOREVER else time_of(deadline_ms)
 
     def json(self) -> Any:
-        """The payload as JSON."""
-        return msgspec.json.decode(self.payload)
+        """The body as JSON."""
+        return msgspec.json.decode(self.body)
 
 
-class _Delivered(Readable, msgspec.Struct, eq=False, weakref=True):
+class _Delivered(Readable, Twin, msgspec.Struct, eq=False, weakref=True):
     """One delivery of a message: the message, and the right to say what became of it until the lease ends. (A struct,
     because claims make thousands of them.)"""
 
@@ -145,7 +147,7 @@ class _Delivered(Readable, msgspec.Struct, eq=False, weakref=True):
     lease_length_ms: int = 0
     """How long the lease lasts from when it was given. It says more than `lease_ms` where clocks differ."""
     settled: bool = False
-    """Whether somebody has said what became of it."""
+    """Whether it was said what became of it."""
     lost: bool = False
     """Whether a worker found the lease gone while the handler runs."""
     earlier_attempts: int = 0
@@ -157,7 +159,7 @@ class _Delivered(Readable, msgspec.Struct, eq=False, weakref=True):
         self.lease_ms, self.lease_length_ms = result.lease_ms, result.length_ms
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.receipt}, {len(self.payload)} bytes, attempt {self.attempts})"
+        return f"{type(self).__name__}({self.receipt}, {len(self.body)} bytes, attempt {self.attempts})"
 
     @property
     def receipt(self) -> Receipt:
@@ -175,29 +177,44 @@ class _Delivered(Readable, msgspec.Struct, eq=False, weakref=True):
         """When the lease ends by the owner's time, as far as this object knows."""
         return time_of(self.lease_ms)
 
+    @both
+    async def ack(self) -> None:
+        """It is done. `StaleReceipt` if the lease has ended: then another consumer has the message, or will."""
+        await self._settle(ops.Ack(self._number, [self.id], [self.fencing_token]))
 
-class Delivery(_Delivered):
-    """One delivery of a message. `settled` says whether somebody has said what became of it, `lost` whether a worker
+    @both
+    async def fail(self, reason: str = "", *, delay: Duration | None = None, final: bool = False) -> None:
+        """It did not work: try again after the queue's back-off, or after `delay`; or, with `final`, never."""
+        await self._settle(fail_operation(self.receipt, reason, delay, final))
+
+    @both
+    async def extend(self, lease: Duration | None = None) -> None:
+        """Hold it for longer: from now on for `lease`, or the queue's default."""
+        self._extended(await self._do(extend_operation(self.receipt, lease)))
+
+    async def _settle(self, operation: Operation) -> None:
+        await self._do(operation)
+        self.settled = True
+
+    async def _leave(self, error: BaseException | None) -> None:
+        """The block of its ``with`` has ended."""
+        if self.settled:
+            return
+        if error is None:
+            await self._settle(ops.Ack(self._number, [self.id], [self.fencing_token]))
+        elif isinstance(error, Exception):
+            with contextlib.suppress(StaleReceipt):  # the block's own error is the one to see
+                await self._settle(fail_operation(self.receipt, reason_of(error), None, False))
+
+
+class Delivery(_Delivered, Plain):
+    """One delivery of a message. `settled` says whether it was said what became of it, `lost` whether a worker
     has found its lease gone while the handler runs.
 
     >>> for message in queue.claim(10):
     ...     with message:          # acknowledged at the end, failed if the block raises
-    ...         handle(message.payload)
+    ...         handle(message.body)
     """
-
-    def ack(self) -> None:
-        """It is done. `StaleReceipt` if the lease has ended: then somebody else has the message, or will."""
-        self._store.commit([ops.Ack(self._number, [self.id], [self.fencing_token])])
-        self.settled = True
-
-    def fail(self, reason: str = "", *, delay: Duration | None = None, final: bool = False) -> None:
-        """It did not work: try again after the queue's back-off, or after `delay`; or, with `final`, never."""
-        self._store.commit([fail_operation(self.receipt, reason, delay, final)])
-        self.settled = True
-
-    def extend(self, lease: Duration | None = None) -> None:
-        """Hold it for longer: from now on for `lease`, or the queue's default."""
-        self._extended(self._store.commit([extend_operation(self.receipt, lease)])[0])
 
     def __enter__(self) -> Self:
         return self
@@ -205,31 +222,11 @@ class Delivery(_Delivered):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.settled:
-            return
-        if error is None:
-            self.ack()
-        elif isinstance(error, Exception):
-            with contextlib.suppress(StaleReceipt):  # the block's own error is the one to see
-                self.fail(reason_of(error))
+        drive(self._leave(error))
 
 
-class AsyncDelivery(_Delivered):
+class AsyncDelivery(_Delivered, Awaited):
     """`Delivery` for asyncio, with ``async with``."""
-
-    async def ack(self) -> None:
-        """It is done. `StaleReceipt` if the lease has ended: then somebody else has the message, or will."""
-        await self._store.commit([ops.Ack(self._number, [self.id], [self.fencing_token])])
-        self.settled = True
-
-    async def fail(self, reason: str = "", *, delay: Duration | None = None, final: bool = False) -> None:
-        """It did not work: try again after the queue's back-off, or after `delay`; or, with `final`, never."""
-        await self._store.commit([fail_operation(self.receipt, reason, delay, final)])
-        self.settled = True
-
-    async def extend(self, lease: Duration | None = None) -> None:
-        """Hold it for longer: from now on for `lease`, or the queue's default."""
-        self._extended((await self._store.commit([extend_operation(self.receipt, lease)]))[0])
 
     async def __aenter__(self) -> Self:
         return self
@@ -237,13 +234,7 @@ class AsyncDelivery(_Delivered):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.settled:
-            return
-        if error is None:
-            await self.ack()
-        elif isinstance(error, Exception):
-            with contextlib.suppress(StaleReceipt):  # the block's own error is the one to see
-                await self.fail(reason_of(error))
+        await self._leave(error)
 
 
 Held = Receipt | _Delivered | str

@@ -1,5 +1,5 @@
 """Messages that go from one queue to another: those that were given up go to the dead letter queue, if there is one;
-failed ones can be redriven anywhere. The hold goes along; payload and metadata stay where they are.
+failed ones can be redriven anywhere. The hold goes along; body and metadata stay where they are.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import numpy as np
 
 from detent.codec import published, statelog
 from detent.codec import queue as records
-from detent.codec.origin import NOWHERE, Move, Origin
+from detent.codec.origin import NOWHERE, Move, OriginRecord
 from detent.codec.published import FOREVER
-from detent.codec.queue import Attempt
+from detent.codec.queue import AttemptRecord
 from detent.codec.statelog import Run
 from detent.kv import View
 from detent.queue.holdings import Undo
@@ -65,7 +65,7 @@ def _write_origins(
         for message in messages:
             _, delivery, grant = state.flights[message]
             past = history(state, message, view) if state.attempts_of(message) > 1 else []
-            tries = (*past, Attempt(grant.claimed_ms, grant.consumer, now_ms, reason))
+            tries = (*past, AttemptRecord(grant.claimed_ms, grant.consumer, now_ms, reason))
             last = Move(0, state.name, state.number, now_ms, state.attempts_of(message), delivery, reason, tries)
             origin = origin_of(memory, state, message, view).moved(last)
             memory.write(records.queue_key(records.ORIGIN, target.number, message), origin.encode(), undo)
@@ -73,7 +73,7 @@ def _write_origins(
     return earlier
 
 
-def history(state: QueueState, message: int, view: View) -> list[Attempt]:
+def history(state: QueueState, message: int, view: View) -> list[AttemptRecord]:
     """The attempts of a message that came to nothing: stored ones, and those since the last checkpoint."""
     stored = None
     if message not in state.old_attempts:
@@ -82,12 +82,12 @@ def history(state: QueueState, message: int, view: View) -> list[Attempt]:
     return [*known, *state.new_attempts.get(message, ())]
 
 
-def origin_of(memory: QueueMemory, state: QueueState, message: int, view: View) -> Origin:
+def origin_of(memory: QueueMemory, state: QueueState, message: int, view: View) -> OriginRecord:
     """Where a message of a queue came from, if it came as a dead letter."""
     if message not in state.origins:
         return NOWHERE
     stored = memory.stored(records.queue_key(records.ORIGIN, state.number, message), view)
-    return NOWHERE if stored is None else Origin.decode(stored)
+    return NOWHERE if stored is None else OriginRecord.decode(stored)
 
 
 def move(
@@ -109,7 +109,7 @@ def move(
     for message, priority, group in moves:
         gone = source.hand_over(message, at_ms, undo)
         deadline_ms = max(gone.deadline_ms, at_ms + kept_s * 1000) if kept_s else gone.deadline_ms
-        # One whose retention ended while it was in flight is given to nobody: it goes with the next timer.
+        # One whose retention ended while it was in flight is given to no queue: it goes with the next timer.
         visible_ms = FOREVER if deadline_ms < at_ms else at_ms
         run = Run(message, 1, gone.offset, gone.record_count, visible_ms, deadline_ms)
         target.route(run, priority, now_ms, undo, group)
@@ -133,7 +133,7 @@ def there_already(memory: QueueMemory, target: QueueState, messages: Iterable[in
 def headers_of(memory: QueueMemory, messages: Iterable[tuple[int, int]]) -> dict[int, dict[str, str]]:
     """The headers of messages, each given with its place in its record."""
     found: dict[int, dict[str, str]] = {}
-    entries: dict[int, published.Entry] = {}
+    entries: dict[int, published.LogEntry] = {}
     with memory.reader.view() as view:
         for message, offset in messages:
             record = message - offset

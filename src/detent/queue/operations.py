@@ -25,8 +25,8 @@ from detent.settings.setting import NumberFrom0
 QUEUES_MAX: Final = 10_000
 """Each publish asks the filter of each queue that has one of its own."""
 
-PAYLOAD_BYTES_MAX: Final = 16 << 20
-"""A payload is one record and travels whole. What is larger belongs in an object store, published by its URI."""
+BODY_BYTES_MAX: Final = 16 << 20
+"""A body is one record and travels whole. What is larger belongs in an object store, published by its URI."""
 
 PUBLISH_BYTES_MAX: Final = 64 << 20
 PUBLISH_MESSAGES_MAX: Final = OPERATIONS_MAX
@@ -125,7 +125,7 @@ class Publish(Operation, frozen=True, tag=True, array_like=True):
     """
 
     grows = True
-    payloads: list[bytes]
+    bodies: list[bytes]
     headers: list[dict[str, str]] | None = None
     uri: bool = False
     created_ms: Number | None = None
@@ -136,9 +136,9 @@ class Publish(Operation, frozen=True, tag=True, array_like=True):
     to: str = ""
 
     def weight(self) -> int:
-        payloads = self.payloads
-        size = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
-        return OPERATION_WEIGHT + MESSAGE_WEIGHT * len(payloads) + size + self.header_bytes()
+        bodies = self.bodies
+        size = len(bodies[0]) if len(bodies) == 1 else sum(map(len, bodies))
+        return OPERATION_WEIGHT + MESSAGE_WEIGHT * len(bodies) + size + self.header_bytes()
 
     def header_bytes(self) -> int:
         """About how many bytes the headers have."""
@@ -256,7 +256,7 @@ class Collect(Operation, frozen=True, tag=True, array_like=True):
     """Housekeeping: remove some records of deleted queues, dead log segments, old done messages and dedup keys."""
 
 
-class Checkpoint(Operation, frozen=True, tag=True, array_like=True):
+class WriteCheckpoint(Operation, frozen=True, tag=True, array_like=True):
     """Housekeeping: fold the state log into the buckets; at the end, give back the message numbers left over."""
 
     closing: bool = False
@@ -278,7 +278,7 @@ class PublishedMessages(Result, frozen=True, tag=True, array_like=True):
 
 
 AttachedContent = tuple[int, bytes | None, Metadata | None]
-"""A message's payload type, payload and metadata, as an answer carries them; no payload: it is gone."""
+"""A message's body type, body and metadata, as an answer carries them; no body: it is gone."""
 
 Attached = list[AttachedContent | None]
 """The contents of an answer's messages; None for one that found no room in the answer, and is to be asked for again."""
@@ -381,7 +381,7 @@ class DeadLetterMove(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PeekedContent(msgspec.Struct, frozen=True, array_like=True):
-    """What a page shows of a stored message: the first bytes of its payload (or its URI), and how many it has; none if
+    """What a page shows of a stored message: the first bytes of its body (or its URI), and how many it has; none if
     they were not read, or are gone."""
 
     headers: dict[str, str]
@@ -394,7 +394,7 @@ class PeekedContent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FailedEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A failed message, without its payload."""
+    """A failed message, without its body."""
 
     message: int
     record: int
@@ -466,33 +466,33 @@ def check_headers(headers: dict[str, str]) -> None:
 
 
 def check_publish(op: Publish) -> list[int]:
-    """Refuse what cannot be published. Answers the length of each payload."""
-    payloads = op.payloads
-    count = len(payloads)
+    """Refuse what cannot be published. Answers the length of each body."""
+    bodies = op.bodies
+    count = len(bodies)
     if not count:
         raise Invalid("there is nothing to publish")
     if count > PUBLISH_MESSAGES_MAX:
         raise LimitExceeded(f"one publish holds at most {PUBLISH_MESSAGES_MAX} messages, not {count}")
-    sizes = list(map(len, payloads))
+    sizes = list(map(len, bodies))
     largest = max(sizes)
-    limit = URI_BYTES_MAX if op.uri else PAYLOAD_BYTES_MAX
+    limit = URI_BYTES_MAX if op.uri else BODY_BYTES_MAX
     if largest > limit:
-        what = "a URI" if op.uri else "a payload"
+        what = "a URI" if op.uri else "a body"
         raise LimitExceeded(f"{what} of {largest} bytes is over the limit of {limit}; publish a URI to where it is")
     if count > 1 and (total := sum(sizes) + op.header_bytes()) > PUBLISH_BYTES_MAX:
         raise LimitExceeded(f"a publish of {total} bytes is over the limit of {PUBLISH_BYTES_MAX}: send it in parts")
     if op.uri:
-        for payload in payloads:
-            _check_uri(payload)
+        for body in bodies:
+            _check_uri(body)
     if op.headers is not None:
         if len(op.headers) not in {1, count}:
-            raise Invalid(f"{count} payloads but {len(op.headers)} headers")
+            raise Invalid(f"{count} bodies but {len(op.headers)} headers")
         for headers in op.headers:
             if headers:
                 check_headers(headers)
     if op.dedup_keys is not None:
         if len(op.dedup_keys) != count:
-            raise Invalid(f"{count} payloads but {len(op.dedup_keys)} dedup keys")
+            raise Invalid(f"{count} bodies but {len(op.dedup_keys)} dedup keys")
         for key in op.dedup_keys:
             if key is not None:
                 check_text(key, DEDUP_KEY_BYTES_MAX, "a dedup key")
@@ -505,9 +505,9 @@ def check_publish(op: Publish) -> list[int]:
     return sizes
 
 
-def _check_uri(payload: bytes) -> None:
+def _check_uri(body: bytes) -> None:
     try:
-        text = payload.decode()
+        text = body.decode()
     except UnicodeDecodeError as error:
         raise Invalid(f"a URI is UTF-8 text: {error}") from error
     if ":" not in text or text.split(":", 1)[0].strip() == "" or any(ord(c) < 33 for c in text):

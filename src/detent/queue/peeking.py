@@ -1,7 +1,7 @@
 """Looking into a queue, page by page, without claiming: what is in it, whatever its state. Nothing here changes
 anything, and no attempt is counted.
 
-The owner answers from its memory: which messages, in which state (`peek`). Headers and payloads are read from the store
+The owner answers from its memory: which messages, in which state (`peek`). Headers and bodies are read from the store
 afterwards (`read_page`), in the process that asks, or by the owner's server for a client that has no files.
 
 A page follows the one before it by its cursor: first what is available, delayed, blocked, in flight or assigned, in the
@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 
 from detent.codec import queue as records
-from detent.codec.origin import Origin
-from detent.engine import Context, Operation, Result
+from detent.codec.origin import OriginRecord
+from detent.engine import ApplyContext, Operation, Result
 from detent.errors import Conflict, Invalid
 from detent.queue.bucket import GONE, HELD
 from detent.queue.filters import Filter
@@ -41,11 +41,11 @@ LOOKED_MAX: Final = 20_000
 PART_COSTS: Final = 20
 """As how many of these a bucket, or a record of done messages, counts."""
 
-PAYLOAD_BYTES_MAX: Final = 4 << 10
-"""The first bytes of a payload that a page may show: a whole page of them finds room in one answer."""
+BODY_BYTES_MAX: Final = 4 << 10
+"""The first bytes of a body that a page may show: a whole page of them finds room in one answer."""
 
 READ_BYTES_MAX: Final = 32 << 20
-"""A page ends once the payload records that were read for it have so many bytes."""
+"""A page ends once the body records that were read for it have so many bytes."""
 
 LIVE, FAILED, DONE = range(3)
 """The sections of a queue, in the order of their pages."""
@@ -67,7 +67,7 @@ class PeekMessages(Operation, frozen=True, tag=True, array_like=True):
     """Some messages of a queue after a cursor, of these states (all, if none is named). Changes nothing.
 
     `number` is the queue's that the cursor is of; 0 for any. `filter` and the ages (since the message was published, in
-    milliseconds) are for what reads the headers; so is how many bytes of each payload to show.
+    milliseconds) are for what reads the headers; so is how many bytes of each body to show.
     """
 
     queue: str
@@ -79,7 +79,7 @@ class PeekMessages(Operation, frozen=True, tag=True, array_like=True):
     filter: str | None = None
     older_ms: Number | None = None
     newer_ms: Number | None = None
-    payload_bytes: Number = 0
+    body_bytes: Number = 0
 
     @property
     def reads_headers(self) -> bool:
@@ -135,7 +135,7 @@ class _Search:
         return self.priority is None or priority == self.priority
 
 
-def peek(memory: QueueMemory, op: PeekMessages, context: Context) -> Result:
+def peek(memory: QueueMemory, op: PeekMessages, context: ApplyContext) -> Result:
     """A page of a queue's messages, as far as the owner's memory tells."""
     context.idle += 1
     state = memory.queue(op.queue)
@@ -164,8 +164,8 @@ def peek(memory: QueueMemory, op: PeekMessages, context: Context) -> Result:
 def _check(op: PeekMessages, state: QueueState) -> None:
     if not 1 <= op.limit <= PEEKED_MAX:
         raise Invalid(f"a page has 1 to {PEEKED_MAX} messages, not {op.limit}")
-    if op.payload_bytes > PAYLOAD_BYTES_MAX:
-        raise Invalid(f"a page shows up to {PAYLOAD_BYTES_MAX} bytes of a payload, not {op.payload_bytes}")
+    if op.body_bytes > BODY_BYTES_MAX:
+        raise Invalid(f"a page shows up to {BODY_BYTES_MAX} bytes of a body, not {op.body_bytes}")
     unknown = set(op.states) - set(ALL_STATES)
     if unknown:
         raise Invalid(f"a message has no state {min(unknown)!r}; there are {', '.join(ALL_STATES)}")
@@ -281,7 +281,7 @@ def _done_records(search: _Search) -> Iterator[tuple[int, np.ndarray]]:
 
 def read_page(reader: QueueReader, op: PeekMessages, page: PeekedMessages) -> PeekedMessages:
     """The page with the contents of its messages, without those that are not wanted for their headers or their age. It
-    ends early where the payloads that were read are large."""
+    ends early where the bodies that were read are large."""
     wanted = None if op.filter is None else Filter(op.filter)
     stored = [one for one in page.messages if one.record >= 0]
     origins = reader.origins(page.queue, [one.message for one in stored if one.earlier])
@@ -299,7 +299,7 @@ def read_page(reader: QueueReader, op: PeekMessages, page: PeekedMessages) -> Pe
                 found.append(one)
                 contents.append(None)
                 if about is not None:
-                    size, kind, data = heads.payload(one.message, one.record, op.payload_bytes)
+                    size, kind, data = heads.body(one.message, one.record, op.body_bytes)
                     left -= heads.read
                     move = _last_move(origins.get(one.message))
                     contents[-1] = PeekedContent(
@@ -331,4 +331,4 @@ def _last_move(stored: bytes | None) -> DeadLetterMove | None:
     """The last queue that gave a message up, without the attempts there: `find_message` has them."""
     if stored is None:
         return None
-    return DeadLetterMove(*Origin.decode(stored).moves[-1][:-1], [])
+    return DeadLetterMove(*OriginRecord.decode(stored).moves[-1][:-1], [])

@@ -68,7 +68,7 @@ class Places:
 
     @property
     def available(self) -> int:
-        """Messages that nobody holds, visible or not."""
+        """Messages that no consumer holds, visible or not."""
         return self.hidden + self.blocked + sum(self.ready.values())
 
     @property
@@ -77,8 +77,8 @@ class Places:
         return 0 if self.config.paused else sum(self.ready.values())
 
     def blocked_until_later(self, now_ms: int) -> int:
-        """How many of the blocked messages would have to wait for their time as well. They are counted when somebody
-        asks, bucket by bucket; nothing else depends on it."""
+        """How many of the blocked messages would have to wait for their time as well. They are counted when they
+        are asked for, bucket by bucket; nothing else depends on it."""
         if not self.blocked:
             return 0
         return sum(bucket.blocked_until_later(now_ms) for bucket in self.buckets.values())
@@ -86,7 +86,7 @@ class Places:
     # -- coming in ---------------------------------------------------------------------------------------------------
 
     def route(self, run: Run, priority: int, now_ms: int, undo: Undo | None, group: bytes | None = None) -> None:
-        """Messages come in, behind all others. Whoever calls this has noted that the queue holds them."""
+        """Messages come in, behind all others. The caller has noted that the queue holds them."""
         assert group is None, f"queue {self.number} has no groups"
         self._come_in(run, priority, READY if run.visible_ms <= now_ms else HIDDEN, undo, None)
 
@@ -108,7 +108,7 @@ class Places:
             if undo is not None:
                 undo.append(partial(self._unroute, bucket, place, priority, state))
             if len(bucket) == self.size and len(self.buckets) > 2:
-                bucket.ready = None  # nobody comes near it for a while
+                bucket.ready = None  # no claim comes near it for a while
             if part is left:
                 break
             done = part.length
@@ -272,7 +272,7 @@ class Places:
     # -- leaving -----------------------------------------------------------------------------------------------------
 
     def _vacate(self, groups: Rows, undo: Undo | None) -> None:
-        """These places are left for good. A bucket that nobody is in any more goes."""
+        """These places are left for good. A bucket that is empty goes."""
         died: list[Bucket] = []
         for bucket, rows in groups:
             states = bucket.states
@@ -298,7 +298,7 @@ class Places:
 
     def _bury(self, bucket: Bucket) -> None:
         del self.buckets[bucket.number]
-        bucket.listed.clear()  # whoever looks for it under a priority finds it gone, and drops it there
+        bucket.listed.clear()  # a look for it under a priority finds it gone, and drops it there
         self._disarm(bucket)
         if bucket.stored:
             self.dead_buckets.add(bucket.number)

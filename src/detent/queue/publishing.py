@@ -1,4 +1,4 @@
-"""Publishing: payload, metadata, routing and dedup keys of new messages, all in the publishing transaction."""
+"""Publishing: body, metadata, routing and dedup keys of new messages, all in the publishing transaction."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from detent.codec.group import GROUP_BYTES_MAX
 from detent.codec.log import SEQUENCE_BLOCK_KEY, SegmentMeta
 from detent.codec.published import FOREVER, LOG_KEY, RECORD_BYTES_MAX, RECORD_MESSAGES_MAX
 from detent.codec.statelog import Run, encode_published
-from detent.engine import Context
+from detent.engine import ApplyContext
 from detent.errors import Invalid
 from detent.queue import operations as ops
 from detent.queue.filters import addressed_queue
-from detent.queue.holdings import Segment, Undo
-from detent.queue.memory import QueueMemory
-from detent.queue.router import Target, filter_of
+from detent.queue.holdings import LogSegment, Undo
+from detent.queue.memory import QueueMemory, Target, filter_of
 from detent.queue.settings import PRIORITY_HEADER, PRIORITY_MAX, is_priority
 
 _NO_HEADERS: Final[dict[str, str]] = {}
@@ -29,7 +28,7 @@ TIME_MS_MAX: Final = 1 << 53
 """Times beyond this (285,000 years) are mistakes."""
 
 
-def publish(memory: QueueMemory, op: ops.Publish, context: Context) -> ops.PublishedMessages:
+def publish(memory: QueueMemory, op: ops.Publish, context: ApplyContext) -> ops.PublishedMessages:
     """New messages come in. Duplicates take no number."""
     sizes = ops.check_publish(op)
     now_ms = context.now_ms
@@ -45,35 +44,35 @@ def publish(memory: QueueMemory, op: ops.Publish, context: Context) -> ops.Publi
         _check_addresses(op.headers, op.to)
         _check_priorities(memory, op.headers, op.to)
     undo = None if context.last else context.undo
-    payloads, headers = op.payloads, op.headers
+    bodies, headers = op.bodies, op.headers
     keys: Sequence[str | None] = ()
     duplicates: list[tuple[int, int]] = []
     if op.dedup_keys is not None:
         keys = _own_keys(memory.queue(op.to).number, op.dedup_keys) if op.to else op.dedup_keys
         fresh, duplicates = _first_seen(memory, keys, now_ms)
-        payloads = [payloads[index] for index in fresh]
+        bodies = [bodies[index] for index in fresh]
         sizes = [sizes[index] for index in fresh]
         if headers is not None and len(headers) > 1:
             headers = [headers[index] for index in fresh]
-    if not payloads:
+    if not bodies:
         if not duplicates:
             raise Invalid("there is nothing to publish")
         return ops.PublishedMessages(0, 0, duplicates)
     times = (created_ms, now_ms, visible_ms, op.retention_s)
     kind = published.URI if op.uri else published.BYTES_INLINE
-    first = _allocate(memory, len(payloads), now_ms, undo)
+    first = _allocate(memory, len(bodies), now_ms, undo)
     for start, end in _records(sizes):
         shared = headers if headers is None or len(headers) == 1 else headers[start:end]
-        value = published.encode_payloads(kind, payloads[start:end], sizes[start:end])
+        value = published.encode_payloads(kind, bodies[start:end], sizes[start:end])
         memory.write(published.payload_key(first + start), value, undo)
         _publish_record(memory, first + start, end - start, shared, times, undo)
     if op.dedup_keys is not None:
         duplicates = _hold_keys(memory, keys, duplicates, first, now_ms, op.retention_s, undo)
-    return ops.PublishedMessages(first, len(payloads), duplicates)
+    return ops.PublishedMessages(first, len(bodies), duplicates)
 
 
 def check_address(memory: QueueMemory, op: ops.Publish) -> None:
-    """Whoever publishes to a queue means that queue: it is there, and takes all of the messages."""
+    """A producer that publishes to a queue means that queue: it is there, and takes all of the messages."""
     state = memory.queue(op.to)
     addressed = addressed_queue(state.config.filter) == op.to
     for headers in op.headers or [_NO_HEADERS]:
@@ -137,7 +136,7 @@ def _no_priority(name: str, headers: dict[str, str]) -> str:
     return f"the header {name!r} is a priority, a number from 0 (first) to {PRIORITY_MAX}, and not {headers[name]!r}"
 
 
-def write_segment(memory: QueueMemory, segment: Segment, now_ms: int, undo: Undo | None) -> None:
+def write_segment(memory: QueueMemory, segment: LogSegment, now_ms: int, undo: Undo | None) -> None:
     """Put down that the log goes on in this segment."""
     memory.write(log.segment_key(segment.number), SegmentMeta(segment.start, now_ms).encode(), undo)
     memory.write(log.listing_key(segment.number, LOG_KEY), log.LISTING_VALUE, undo)
@@ -150,7 +149,7 @@ def _allocate(memory: QueueMemory, count: int, now_ms: int, undo: Undo | None) -
         memory.writes[SEQUENCE_BLOCK_KEY] = block.encode()  # stays, even if the transaction does not
     if memory.holdings.needs_segment(first, memory.log_end):
         segments = memory.holdings.segments
-        segment = Segment(segments[-1].number + 1 if segments else log.FIRST_SEGMENT, first)
+        segment = LogSegment(segments[-1].number + 1 if segments else log.FIRST_SEGMENT, first)
         memory.holdings.add_segment(segment)
         if undo is not None:
             undo.append(memory.holdings.drop_last_segment)
@@ -163,7 +162,7 @@ def _allocate(memory: QueueMemory, count: int, now_ms: int, undo: Undo | None) -
 
 
 def _records(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """How payloads of these sizes are spread over records: bounds of messages that share one."""
+    """How bodies of these sizes are spread over records: bounds of messages that share one."""
     count = len(sizes)
     if count == 1 or (count <= RECORD_MESSAGES_MAX and sum(sizes) <= RECORD_BYTES_MAX):
         yield 0, count

@@ -1,4 +1,4 @@
-"""Reading what was published: payload and metadata of messages, straight from the store, in any process."""
+"""Reading what was published: body and metadata of messages, straight from the store, in any process."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Final, NamedTuple
 from detent.codec import log, published
 from detent.codec.keys import var_u64
 from detent.codec.log import SegmentMeta
-from detent.codec.published import BYTES_INLINE, LOG_KEY, NO_ENTRY, URI, Entry, Metadata, PayloadRecord
+from detent.codec.published import BYTES_INLINE, LOG_KEY, NO_ENTRY, URI, LogEntry, Metadata, PayloadRecord
 from detent.codec.queue import ORIGIN, queue_key
 from detent.errors import Corrupt
 from detent.kv import Reader, View
 
 Content = tuple[int, bytes, Metadata]
-"""A message's payload type, payload and metadata (whose own number may be that of a neighbour that says the same)."""
+"""A message's body type, body and metadata (whose own number may be that of a neighbour that says the same)."""
 
 
 Row = tuple[int, bytes | None, Metadata | None]
-"""The same of a message that may be gone: it has no payload then."""
+"""The same of a message that may be gone: it has no body then."""
 
 
-class Columns(NamedTuple):
+class ContentColumns(NamedTuple):
     """Contents side by side, and how many of them are None, because they are gone."""
 
     kinds: Sequence[int]
-    payloads: list[bytes | None]
+    bodies: list[bytes | None]
     about: Sequence[Metadata | None]
     gone: int
 
@@ -48,13 +48,13 @@ class QueueReader:
         self._reader = reader
         # Where the log's segments start, and what the keys of their entries begin with.
         self._segments: tuple[list[int], list[bytes]] = ([], [])
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, LogEntry] = {}
 
     def contents(self, messages: Sequence[int], records: Sequence[int]) -> list[Content | None]:
-        """Payload and metadata of messages, each given with the first message of its record; None for one that is gone:
+        """Body and metadata of messages, each given with the first message of its record; None for one that is gone:
         its retention has ended."""
         rows = zip(*self.columns(messages, records)[:3], strict=True)
-        return [None if payload is None or about is None else (kind, payload, about) for kind, payload, about in rows]
+        return [None if body is None or about is None else (kind, body, about) for kind, body, about in rows]
 
     def leading(self, messages: Sequence[int], records: Sequence[int], fits: Callable[[int], bool]) -> list[Row]:
         """The contents of messages from the first on, record by record, until one of so many bytes does not fit."""
@@ -93,24 +93,24 @@ class QueueReader:
                         origins[message] = stored
         return rows, origins
 
-    def columns(self, messages: Sequence[int], records: Sequence[int]) -> Columns:
+    def columns(self, messages: Sequence[int], records: Sequence[int]) -> ContentColumns:
         """The same, side by side: what a claim gave is mostly one record, whole and in order."""
         with self._reader.view() as view:
             if records and records.count(records[0]) == len(messages):
                 return self._of_record(view, records[0], messages)
             kinds: list[int] = []
-            payloads: list[bytes | None] = []
+            bodies: list[bytes | None] = []
             about: list[Metadata | None] = []
             for record, group in groupby(zip(records, messages, strict=True), _FIRST):
                 part = self._of_record(view, record, [message for _, message in group])
                 kinds += part.kinds
-                payloads += part.payloads
+                bodies += part.bodies
                 about += part.about
-            return Columns(kinds, payloads, about, payloads.count(None))
+            return ContentColumns(kinds, bodies, about, bodies.count(None))
 
     @contextmanager
     def heads(self) -> Iterator[Heads]:
-        """Headers and the first bytes of payloads, of messages one after another."""
+        """Headers and the first bytes of bodies, of messages one after another."""
         with self._reader.view() as view:
             yield Heads(view, self._entry)
 
@@ -120,23 +120,23 @@ class QueueReader:
             found = {message: view.get(queue_key(ORIGIN, queue, message)) for message in messages}
         return {message: value for message, value in found.items() if value is not None}
 
-    def _of_record(self, view: View, record: int, messages: Sequence[int]) -> Columns:
+    def _of_record(self, view: View, record: int, messages: Sequence[int]) -> ContentColumns:
         """The contents of messages that are in one record."""
         count = len(messages)
         value = view.get(published.payload_key(record))
         entry = NO_ENTRY if value is None else self._entry(view, record)
         if value is None or not entry.count:
-            return Columns([0] * count, [None] * count, [None] * count, count)
-        payloads = PayloadRecord(value)
-        everything = entry.same and payloads.is_whole and payloads.count == count <= entry.count
+            return ContentColumns([0] * count, [None] * count, [None] * count, count)
+        bodies = PayloadRecord(value)
+        everything = entry.same and bodies.is_whole and bodies.count == count <= entry.count
         if everything and messages == list(range(record, record + count)):
-            return Columns(payloads.kinds, payloads.all(), [entry.first] * count, 0)
-        found = [payloads.payload(message - record) or (0, None) for message in messages]
+            return ContentColumns(bodies.kinds, bodies.all(), [entry.first] * count, 0)
+        found = [bodies.payload(message - record) or (0, None) for message in messages]
         about = [entry.at(message - record) for message in messages]
-        data = [None if known is None else payload for (_, payload), known in zip(found, about, strict=True)]
-        return Columns([kind for kind, _ in found], data, about, data.count(None))
+        data = [None if known is None else body for (_, body), known in zip(found, about, strict=True)]
+        return ContentColumns([kind for kind, _ in found], data, about, data.count(None))
 
-    def _entry(self, view: View, record: int) -> Entry:
+    def _entry(self, view: View, record: int) -> LogEntry:
         """The log entry that begins with message `record`. Segments are looked up again when it is not where the last
         known one would have it."""
         known = self._entries.get(record)
@@ -168,10 +168,10 @@ class QueueReader:
 
 
 class Heads:
-    """Reads the headers and the first bytes of messages. `read` is how many bytes the last payload has cost: neighbours
+    """Reads the headers and the first bytes of messages. `read` is how many bytes the last body has cost: neighbours
     share a record, which is read once."""
 
-    def __init__(self, view: View, entry: Callable[[View, int], Entry]) -> None:
+    def __init__(self, view: View, entry: Callable[[View, int], LogEntry]) -> None:
         self._view = view
         self._entry = entry
         self._known: tuple[int, PayloadRecord | None] = (-1, None)
@@ -181,8 +181,8 @@ class Heads:
         """What is known of a message that is still in the log."""
         return self._entry(self._view, record).at(message - record)
 
-    def payload(self, message: int, record: int, count: int) -> tuple[int | None, int, bytes]:
-        """The size, the type and the first bytes of a payload; of a URI all of it. No size: it is gone, or was not
+    def body(self, message: int, record: int, count: int) -> tuple[int | None, int, bytes]:
+        """The size, the type and the first bytes of a body; of a URI all of it. No size: it is gone, or was not
         read, because no byte of it was wanted."""
         self.read = 0
         if not count:
@@ -203,8 +203,8 @@ _FIRST: Final = itemgetter(0)
 
 def content_bytes(row: Row) -> int:
     """About how many bytes a message's content takes in an answer."""
-    _, payload, about = row
-    if payload is None or about is None:
+    _, body, about = row
+    if body is None or about is None:
         return ROW_BYTES
     headers = sum(len(name) + len(value) for name, value in about.headers.items())
-    return ROW_BYTES + len(payload) + 4 * headers  # a character has up to four bytes
+    return ROW_BYTES + len(body) + 4 * headers  # a character has up to four bytes

@@ -2,7 +2,7 @@
 
 A reader is a consumer that says by number what it has done, as a streaming query does: it plans a batch, may read it
 any number of times, also after a restart, and says that it is done by planning the next one. So messages are not leased
-to it but assigned: numbered, for good, until it is past them or somebody releases the reader.
+to it but assigned: numbered, for good, until it is past them or the reader is released.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGE_MAX: Final = 10_000
 """Messages of an assignment in one answer: their numbers have some hundred kilobytes."""
 
 SIZED_RECORDS_MAX: Final = 5_000
-"""Payload records that an assignment looks at which is limited in bytes, and ends with: their sizes are known to the
+"""Body records that an assignment looks at which is limited in bytes, and ends with: their sizes are known to the
 store alone, and other callers wait while it is asked, about 5 µs a record. A record holds up to 256 messages that were
 published together."""
 
@@ -45,7 +45,7 @@ class OpenReader(Operation, frozen=True, tag=True, array_like=True):
 
 class Assign(Operation, frozen=True, tag=True, array_like=True):
     """Assign up to `count` messages to a reader that has done everything up to assignment `start`, which is
-    acknowledged by this. What was assigned after it before is answered as it is. `bytes_max` limits the payloads
+    acknowledged by this. What was assigned after it before is answered as it is. `bytes_max` limits the bodies
     together; 0 is no limit, and the first message has room in any case."""
 
     queue: str
@@ -78,7 +78,7 @@ class ReadAssignment(Operation, frozen=True, tag=True, array_like=True):
 
 
 class ReleaseReader(Operation, frozen=True, tag=True, array_like=True):
-    """Let go of what is assigned to a reader, and begin with it anew: whoever uses it now is fenced."""
+    """Let go of what is assigned to a reader, and begin with it anew: a process that uses it now is fenced."""
 
     queue: str
     reader: str

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from detent.codec.published import FOREVER
 from detent.codec.reader import ReaderRecord
 from detent.errors import Corrupt
-from detent.queue.grant import Flight, Grant
+from detent.queue.grant import Flight, OpenClaim
 from detent.queue.holdings import Undo
 
 
@@ -19,7 +19,7 @@ class KnownReader(NamedTuple):
     generation: int
     opened_ms: int
     acked: int = 0
-    grant: Grant | None = None
+    grant: OpenClaim | None = None
 
     @property
     def last(self) -> int:
@@ -57,7 +57,7 @@ class Readers:
                 f"the reader {name!r} of queue number {self.number} is said to have {count} messages from delivery "
                 f"{first} on, and has {len(deliveries)} others"
             )
-        grant = Grant(self.number, record.assigned_ms, FOREVER, name) if count else None
+        grant = OpenClaim(self.number, record.assigned_ms, FOREVER, name) if count else None
         if grant is not None:
             for delivery, message in deliveries:
                 grant.held[message] = None

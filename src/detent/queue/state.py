@@ -16,12 +16,12 @@ from typing import Final
 import numpy as np
 
 from detent.codec.published import FOREVER
-from detent.codec.queue import BUCKET_EXPONENT_MAX, DONE_MESSAGE, NOT_KEPT, Attempt, Config, Cursor, Failed
+from detent.codec.queue import BUCKET_EXPONENT_MAX, DONE_MESSAGE, NOT_KEPT, AttemptRecord, Config, Failed, QueueCursor
 from detent.queue import operations as ops
 from detent.queue.bucket import AVAILABLE, HELD, HIDDEN, READY, Bucket
 from detent.queue.failures import FailedList
 from detent.queue.filters import Filter
-from detent.queue.grant import Flight, Grant
+from detent.queue.grant import Flight, OpenClaim
 from detent.queue.holdings import Holdings, Undo
 from detent.queue.places import Places, Rows, pick, picked
 from detent.queue.readers import Readers
@@ -46,7 +46,7 @@ _ONES: Final = array("H", [1]) * 10**BUCKET_EXPONENT_MAX
 class QueueState(Places, FailedList, Readers):
     """One queue."""
 
-    def __init__(self, name: str, config: Config, cursor: Cursor, wheel: TimerWheel, holdings: Holdings) -> None:
+    def __init__(self, name: str, config: Config, cursor: QueueCursor, wheel: TimerWheel, holdings: Holdings) -> None:
         Places.__init__(self, config, wheel)
         FailedList.__init__(self)
         Readers.__init__(self)
@@ -59,7 +59,7 @@ class QueueState(Places, FailedList, Readers):
         # What the next checkpoint writes.
         self.done_messages, self.done_times, self.done_attempts = array("Q"), array("q"), array("H")
 
-    def set_cursor(self, cursor: Cursor) -> None:
+    def set_cursor(self, cursor: QueueCursor) -> None:
         """Stand where this says, having counted what it says."""
         (
             self.next_message,
@@ -76,9 +76,9 @@ class QueueState(Places, FailedList, Readers):
         ) = cursor
 
     @property
-    def cursor(self) -> Cursor:
+    def cursor(self) -> QueueCursor:
         """What the queue's cursor record says now."""
-        return Cursor(
+        return QueueCursor(
             self.next_message,
             self.next_place,
             self.generation,
@@ -129,7 +129,7 @@ class QueueState(Places, FailedList, Readers):
     ) -> tuple[list[int], Rows]:
         """The messages at these places are claimed; their numbers, and where they are."""
         self.touched = True
-        grant = Grant(self.number, claimed_ms, lease_ms, consumer)
+        grant = OpenClaim(self.number, claimed_ms, lease_ms, consumer)
         groups = self.spread(places)
         messages = picked("messages", groups)
         hidden: list[int] = []
@@ -147,7 +147,7 @@ class QueueState(Places, FailedList, Readers):
 
     def _hold(self, bucket: Bucket, rows: range | list[int], often: list[int]) -> list[int]:
         """Available places of a bucket become held ones. Answers those that were hidden, as replayed ones are; those
-        that were claimed so often that nobody counts on join `often`."""
+        that were claimed so often that they are not counted on join `often`."""
         states, attempts = bucket.states, bucket.attempts
         bucket.dirty = True
         count = len(rows)
@@ -190,7 +190,7 @@ class QueueState(Places, FailedList, Readers):
         for priority, number in Counter(priorities[rows.start : rows.stop]).items():
             self._uncount(priority, READY, number)
 
-    def _ungrant(self, grant: Grant, hidden: list[int], often: list[int]) -> None:
+    def _ungrant(self, grant: OpenClaim, hidden: list[int], often: list[int]) -> None:
         self.wheel.cancel(grant.lease_ms, grant)
         self.turn -= len(grant.held)
         for message in list(grant.held):
@@ -301,7 +301,7 @@ class QueueState(Places, FailedList, Readers):
     def give_back(self, message: int, at_ms: int, visible_ms: int, reason: str, now_ms: int, undo: Undo | None) -> None:
         """The message becomes available again, at its old place, at `visible_ms`."""
         ((bucket, (row,)),), ((_, _, grant),) = self._land([message], undo)
-        self._note_attempt(message, Attempt(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
+        self._note_attempt(message, AttemptRecord(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
         self._come_back(bucket, row, at_ms, visible_ms, now_ms, undo)
 
     def put_back(self, messages: Sequence[int], at_ms: int, now_ms: int, undo: Undo | None) -> None:
@@ -333,7 +333,7 @@ class QueueState(Places, FailedList, Readers):
         bucket.ready = None  # it would be offered twice when it comes back again
         self._uncount(bucket.priorities[row], state)
 
-    def _give_up(self, message: int, at_ms: int, reason: str, undo: Undo | None) -> tuple[Failed, Grant]:
+    def _give_up(self, message: int, at_ms: int, reason: str, undo: Undo | None) -> tuple[Failed, OpenClaim]:
         """The message leaves its place after its last attempt, and is still held."""
         ((bucket, (row,)),), ((_, delivery, grant),) = self._land([message], undo)
         failed = Failed(
@@ -369,13 +369,13 @@ class QueueState(Places, FailedList, Readers):
             place = (failed.offset, failed.record_count, failed.deadline_ms)
             self._holdings.release(message, *place, at_ms, undo)
             return
-        self._note_attempt(message, Attempt(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
+        self._note_attempt(message, AttemptRecord(grant.claimed_ms, grant.consumer, at_ms, reason), undo)
         self.add_failed(failed)
         if undo is not None:
             undo.append(partial(self._unfail, message))
 
     def land_all(self) -> None:
-        """The queue is deleted: what was in flight is merely there, and nobody's."""
+        """The queue is deleted: what was in flight is merely there, and no consumer's."""
         if not self.flights:
             return
         groups, landed = self._land(list(self.flights), None)
@@ -390,13 +390,13 @@ class QueueState(Places, FailedList, Readers):
     def extend(self, messages: Sequence[int], lease_ms: int, undo: Undo | None) -> None:
         """The leases on these messages end at another time."""
         self.touched = True
-        grants: dict[Grant, Grant] = {}
+        grants: dict[OpenClaim, OpenClaim] = {}
         for message in messages:
             flight = self.flights[message]
             place, _, old = flight
             new = grants.get(old)
             if new is None:
-                new = grants[old] = Grant(self.number, old.claimed_ms, lease_ms, old.consumer)
+                new = grants[old] = OpenClaim(self.number, old.claimed_ms, lease_ms, old.consumer)
                 self.wheel.add(lease_ms, new)
             self._move(message, flight, old, new)
             bucket, _ = self._at(place)
@@ -404,14 +404,14 @@ class QueueState(Places, FailedList, Readers):
             if undo is not None:
                 undo.append(partial(self._move_back, message, flight, new))
 
-    def _move(self, message: int, flight: Flight, old: Grant, new: Grant) -> None:
+    def _move(self, message: int, flight: Flight, old: OpenClaim, new: OpenClaim) -> None:
         self.flights[message] = (flight[0], flight[1], new)
         new.held[message] = None
         del old.held[message]
         if not old.held:
             self.wheel.cancel(old.lease_ms, old)
 
-    def _move_back(self, message: int, flight: Flight, new: Grant) -> None:
+    def _move_back(self, message: int, flight: Flight, new: OpenClaim) -> None:
         old = flight[2]
         if not old.held:
             self.wheel.add(old.lease_ms, old)
@@ -420,7 +420,7 @@ class QueueState(Places, FailedList, Readers):
     # -- what goes ---------------------------------------------------------------------------------------------------
 
     def remove(self, places: Sequence[int], counter: str) -> None:
-        """Available messages go: their retention has ended, or somebody purges them. Never taken back."""
+        """Available messages go: their retention has ended, or they are purged. Never taken back."""
         if not places:
             return
         self.touched = True

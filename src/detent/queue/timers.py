@@ -45,7 +45,7 @@ class TimerWheel:
         names[due_ms, name] = None
 
     def cancel(self, due_ms: int, name: Hashable) -> None:
-        """Forget a timer; whoever gets it all the same must find that there is nothing to do."""
+        """Forget a timer; a step that gets it all the same must find that there is nothing to do."""
         names = self._slots.get(due_ms // SLOT_MS)
         if names is not None:
             names.pop((due_ms, name), None)

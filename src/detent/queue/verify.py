@@ -1,8 +1,8 @@
 """The queues' part of `store verify`: their records one by one, then the state that follows from all of them.
 
 Everything is read from one view. The state is worked out as an owner does that takes over, by replaying the state log;
-what each queue holds is then compared with the payloads and the metadata log. Memory is needed for the state, as the
-owner needs it, and for some 30 bytes a message; payloads and metadata pass by.
+what each queue holds is then compared with the bodies and the metadata log. Memory is needed for the state, as the
+owner needs it, and for some 30 bytes a message; bodies and metadata pass by.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from detent.codec import statelog
 from detent.codec.keys import SUBSYSTEM_LOG, SUBSYSTEM_QUEUE, Prefix, u32
 from detent.codec.log import LOG_VERSION
 from detent.codec.published import FOREVER, PAYLOAD
-from detent.codec.queue import Config, Cursor, Watermark
+from detent.codec.queue import Config, QueueCursor, Watermark
 from detent.codec.reader import READER
 from detent.codec.values import U32_MAX
 from detent.engine.verify import Finding, Tally, record_at
@@ -84,7 +84,7 @@ class QueueSurvey:
         self._watermark = Watermark(0, 0, 1)
         self._configs: dict[int, Config] = {STORES_OWN: Config("true", 0, 0, STORES_OWN, 0)}
         self._deleted: set[int] = set()
-        self._cursors: dict[int, Cursor] = {}
+        self._cursors: dict[int, QueueCursor] = {}
         self._next = 1
         self.names: dict[int, str] = {}
 
@@ -99,7 +99,7 @@ class QueueSurvey:
         for prefix in OF_ONE_QUEUE:
             yield from self._strangers(prefix)
         for number, config in self._configs.items():
-            cursor = self._cursors.get(number, Cursor(LIVE, *(0,) * 9))
+            cursor = self._cursors.get(number, QueueCursor(LIVE, *(0,) * 9))
             yield from QueueCheck(
                 self._view,
                 self._tally,
@@ -200,7 +200,7 @@ class QueueSurvey:
                 reader = records.CURSOR.reader(key, "cursor key")
                 number = reader.u32()
                 reader.finish()
-                cursor = Cursor.decode(value)
+                cursor = QueueCursor.decode(value)
             except Corrupt as error:
                 yield Finding(record_at(key), str(error))
                 continue

@@ -12,7 +12,7 @@ from detent.codec import log, published
 from detent.codec import queue as records
 from detent.codec.keys import SUBSYSTEM_LOG, Prefix, u32
 from detent.codec.log import LOG_VERSION, EntryKey, SegmentMeta, SeqBlock
-from detent.codec.origin import Origin
+from detent.codec.origin import OriginRecord
 from detent.codec.published import FOREVER, LOG_KEY, PAYLOAD, Metadata
 from detent.codec.queue import ATTEMPTS_KEPT
 from detent.engine.verify import Finding, Tally, record_at
@@ -20,7 +20,7 @@ from detent.errors import Corrupt
 from detent.kv import View
 from detent.queue.bucket import GONE, HELD
 from detent.queue.grouped import GroupedState
-from detent.queue.holdings import Segment
+from detent.queue.holdings import LogSegment
 from detent.queue.machine import QueueMachine
 from detent.queue.memory import STORES_OWN
 from detent.queue.settings import group_of
@@ -54,7 +54,7 @@ class Holds:
         return self.rows[start:end]
 
     def unseen(self) -> Iterator[tuple[int, HeldBody, int]]:
-        """The records that nobody has asked for: first message, some hold on it, how many there are. Then all are
+        """The records that were not asked for: first message, some hold on it, how many there are. Then all are
         forgotten to have been seen."""
         rows = self.rows[~self._seen]
         self._seen[:] = False
@@ -162,7 +162,7 @@ class MessageCheck:
             for key, value in self._tally.scan(self._view, *records.ORIGIN.range(u32(number))):
                 try:
                     _, message = records.decode_queue_key(records.ORIGIN, key)
-                    Origin.decode(value)
+                    OriginRecord.decode(value)
                     if known is not None and message not in held and message not in known.old_origins:
                         raise Corrupt(f"the origin of message {message}, which is not in this queue")
                 except Corrupt as error:
@@ -181,7 +181,7 @@ class MessageCheck:
             except Corrupt as error:
                 yield Finding(record_at(key), str(error))
                 continue
-            self._tally.counts.payload_bytes += sum(len(data) for _, data in payloads.values())
+            self._tally.counts.body_bytes += sum(len(data) for _, data in payloads.values())
             for index, (kind, data) in payloads.items():
                 if kind == published.URI and not _is_text(data):
                     yield Finding(record_at(key), f"the URI of message {first + index} is not UTF-8")
@@ -289,7 +289,7 @@ class LogCheck:
         self._machine = machine
         self._holds = holds
         self._names = names
-        self._segments: list[Segment] = []
+        self._segments: list[LogSegment] = []
         self._listed: set[int] = set()
         self._begun: dict[int, int] = {}  # the first entry of each segment
         self._reserved = 0
@@ -320,7 +320,7 @@ class LogCheck:
         yield from self._ends()
 
     def _segment(self, key: bytes, value: bytes) -> None:
-        segment = Segment(log.decode_segment_key(key), SegmentMeta.decode(value).start_seq)
+        segment = LogSegment(log.decode_segment_key(key), SegmentMeta.decode(value).start_seq)
         before = self._segments[-1] if self._segments else None
         self._segments.append(segment)
         if before is not None and segment.start <= before.start:

@@ -10,7 +10,7 @@ import numpy as np
 from detent.codec import queue as records
 from detent.codec.keys import u32
 from detent.codec.published import FOREVER, RECORD_MESSAGES_MAX
-from detent.codec.queue import Config, Cursor, Failed, InFlight, Watermark
+from detent.codec.queue import Config, Failed, InFlight, QueueCursor, Watermark
 from detent.codec.reader import READER, ReaderRecord, decode_reader_key, reader_key
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, LimitExceeded
@@ -20,7 +20,7 @@ from detent.queue.memory import STORES_OWN, UNMATCHED, UNREAD
 from detent.queue.reader_operations import READER_BYTES_MAX, check_reader
 
 _WHERE: Final = np.dtype([("message", "<u8"), ("offset", "<u2"), ("count", "<u2")])
-"""Which record a message's payload and metadata are in."""
+"""Which record a message's body and metadata are in."""
 
 
 class QueueCheck:
@@ -32,7 +32,7 @@ class QueueCheck:
         tally: Tally,
         name: str | None,
         config: Config,
-        cursor: Cursor,
+        cursor: QueueCursor,
         watermark: Watermark,
         *,
         deleted: bool,

@@ -12,6 +12,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -157,6 +158,15 @@ class _WorkerTask(Handling[Any]):
             logger.warning("a lease could not be extended, trying again: %s", error)
 
 
+@dataclass(frozen=True, slots=True)
+class DeclaredQueue:
+    """A queue of a store that is not open yet: `detent.open_async(url).queue(name)`."""
+
+    name: str
+    url: str
+    open: Callable[[], AbstractAsyncContextManager[Any]]
+
+
 class _WorkerBase:
     """What both kinds of worker are from outside."""
 
@@ -216,11 +226,15 @@ class Worker(_WorkerBase):
 
 
 class AsyncWorker(_WorkerBase):
-    """Handles the messages of a queue in tasks; the handler is a coroutine function."""
+    """Handles the messages of a queue in tasks; the handler is a coroutine function. One in a file that `detent run`
+    runs has a queue of a store that is opened when it runs:
+
+    >>> worker = AsyncWorker(detent.open_async("file:./data").queue("orders"), handle)
+    """
 
     def __init__(
         self,
-        queue: AsyncQueue,
+        queue: AsyncQueue | DeclaredQueue,
         handler: Callable[[AsyncDelivery], Awaitable[Any]],
         *,
         concurrency: int = 1,
@@ -230,11 +244,25 @@ class AsyncWorker(_WorkerBase):
     ) -> None:
         _check_handler(handler, coroutine=True)
         self._options = _options(concurrency, lease, grace, consumer)
+        self._declared = queue if isinstance(queue, DeclaredQueue) else None
         self._messages = _WorkerTask(queue, handler, self._options, LoopHands(concurrency))
+
+    @property
+    def queue(self) -> Any:
+        """The queue whose messages it handles."""
+        return self._declared or super().queue
 
     async def run(self) -> None:
         """Work until `stop`, SIGTERM or SIGINT."""
         refuse_while_loading("AsyncWorker.run()")
+        if self._declared is None:
+            await self._run()
+            return
+        async with self._declared.open() as store:
+            self._messages._queue = store.queue(self._declared.name)
+            await self._run()
+
+    async def _run(self) -> None:
         with call_on_signals_of_loop(self.stop):
             keeping = asyncio.create_task(self._messages.keeper.run())
             try:

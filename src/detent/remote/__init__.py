@@ -15,8 +15,7 @@ A client's call, on its way to the owner and back:
     lost_claims.py     undoes claims whose caller was cancelled or interrupted
     channel.py         lean connections for transactions and waits, blocking and for asyncio
     dialing.py         how a connection begins: connected, encrypted where asked for
-    exchange.py        HTTP/1.1 as bytes, without I/O
-    wire.py            what requests and answers look like
+    wire.py            what requests and answers look like, and how many values a request may hold
     answers.py         what an answer means: content, or the error that it stands for
 
 The owner's half:
@@ -25,7 +24,6 @@ The owner's half:
     asgi.py            one request and its answer
     handing.py         hands an answer over, or takes back what it gave away
     bodies.py          request bodies, bounded in size and time
-    elements.py        how many values a request holds, counted before it is taken apart
     rights.py          which right each operation needs, and on what
     dispatch.py        from the committing thread to an event loop: one wake-up a group
 
@@ -47,7 +45,7 @@ from detent.remote.client import AsyncRemoteOwner, RemoteOwner
 from detent.remote.connection import Connection, Role
 from detent.remote.dispatch import Dispatcher
 from detent.remote.journals import RemoteJournalReader
-from detent.remote.line import Line
+from detent.remote.line import OwnerLine
 from detent.remote.lost_claims import AsyncLostClaims
 from detent.remote.objects import RemoteReader
 from detent.remote.owner import LocalOwner
@@ -60,10 +58,10 @@ __all__ = [
     "Connection",
     "Disconnected",
     "Dispatcher",
-    "Line",
     "LocalOwner",
     "Overloaded",
     "OwnerApp",
+    "OwnerLine",
     "RemoteJournalReader",
     "RemoteOwner",
     "RemoteReader",

@@ -28,6 +28,9 @@ NO_TLS: Final = False
 """httpx's word for connections on which nothing is encrypted, and for which no certificates are loaded."""
 
 SCHEMES: Final = ("http", "https")
+SOCKET: Final = "unix:"
+"""The URL of a socket on this machine, at which the owner of a store on an object store answers."""
+
 PORTS: Final = {"http": 80, "https": 443}
 URL_MAX: Final = 4096
 
@@ -40,11 +43,13 @@ class Address:
 
     socket: str | None = None
     url: str = "http://owner"
+    shares_files: bool = True
+    """Whether the store of this socket's owner is a folder of this machine."""
 
     @property
     def has_files(self) -> bool:
-        """Whether whoever talks to this owner can read the store's files itself."""
-        return self.socket is not None
+        """Whether a client of this owner can read the store's files itself."""
+        return self.socket is not None and self.shares_files
 
     @property
     def host_header(self) -> str:
@@ -69,7 +74,7 @@ class Address:
 
     def token(self) -> str | None:
         """The token that a request shows, if any, looked up now: those in files are replaced while a process runs."""
-        return None if self.has_files else read_token()
+        return None if self.socket is not None else read_token()
 
     def tls(self) -> ssl.SSLContext | None:
         """Whom to trust, where connections are encrypted. Loading certificates takes 25 ms: once for each client."""
@@ -85,8 +90,8 @@ class Address:
 
     @property
     def _is_private(self) -> bool:
-        """Whether nobody on the way can read along."""
-        if self.has_files:
+        """Whether it cannot be read on the way."""
+        if self.socket is not None:
             return True
         host = urlsplit(self.url).hostname or ""
         if self.url.startswith("https:") or host == "localhost":
@@ -112,6 +117,8 @@ class _TokenAuth(httpx.Auth):
 
 def server_address(url: str) -> Address | None:
     """The server that a store URL names; None for a URL of another kind."""
+    if isinstance(url, str) and url.startswith(f"{SOCKET}/"):
+        return Address(socket=url.removeprefix(SOCKET), shares_files=False)
     scheme = url.partition(":")[0].lower() if isinstance(url, str) else ""
     if scheme not in SCHEMES:
         return None
@@ -120,7 +127,7 @@ def server_address(url: str) -> Address | None:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise Invalid(f"this is no server's URL: {error}; write {scheme}://HOST:PORT") from error
-    if "@" in parts.netloc:  # not repeated in the error: it may be somebody's password
+    if "@" in parts.netloc:  # not repeated in the error: it may be a user's password
         raise Invalid(
             f"a store URL holds no credentials: put a token into {TOKEN}, or its file's name into {TOKEN_FILE}"
         )

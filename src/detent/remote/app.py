@@ -17,10 +17,10 @@ from detent.queue import QueueMachine, QueueReader
 from detent.queue import operations as queue_operations
 from detent.queue.unclaiming import only_claims, undoing, undoing_readable
 from detent.remote import contents, rights, served_objects, wire
-from detent.remote.asgi import REQUESTS, Call, Receive, Reply, Scope, Send, number_of, text_of, wait_for_event
+from detent.remote.asgi import REQUESTS, OwnerCall, Receive, Reply, Scope, Send, number_of, text_of, wait_for_event
 from detent.remote.dispatch import Dispatcher
 from detent.remote.handing import hand_over
-from detent.remote.rights import Caller
+from detent.remote.rights import RightsHolder
 from detent.remote.served_journals import ServedJournals, journal_of
 
 PATHS: Final = ("/v1/transactions", "/v1/sessions", "/v1/producers", "/v1/status")
@@ -47,7 +47,7 @@ class OwnerApp:
         self._dispatcher: Dispatcher | None = None
         self._waits: set[Callable[[], None]] = set()
         self._closing = False
-        self._routes: dict[tuple[str, str], Callable[[Call], Awaitable[Reply]]] = {
+        self._routes: dict[tuple[str, str], Callable[[OwnerCall], Awaitable[Reply]]] = {
             ("POST", "/v1/transactions"): self._transactions,
             ("POST", "/v1/sessions"): self._new_session,
             ("POST", "/v1/producers"): self._new_producer,
@@ -76,9 +76,9 @@ class OwnerApp:
             reply = Reply(body, wire.PROBLEM_TYPE, status)
         await hand_over(reply.send, scope, receive, send, reply.undo)
 
-    async def answer(self, scope: Scope, receive: Receive, caller: Caller | None) -> Reply:
+    async def answer(self, scope: Scope, receive: Receive, caller: RightsHolder | None) -> Reply:
         """Answer one request of a caller, who may do everything if it is None."""
-        call = Call(scope, receive, caller)
+        call = OwnerCall(scope, receive, caller)
         route = self._routes.get((call.method, call.path))
         if route is not None:
             return await route(call)
@@ -88,7 +88,7 @@ class OwnerApp:
 
     # -- transactions -------------------------------------------------------------------------------------------
 
-    async def _transactions(self, call: Call) -> Reply:
+    async def _transactions(self, call: OwnerCall) -> Reply:
         wants_contents = call.query().get("contents") == "1"
         requests = wire.decode_requests(await call.body(wire.BODY_BYTES_MAX))
         call.scope[REQUESTS] = requests
@@ -145,7 +145,7 @@ class OwnerApp:
             if isinstance(found, Ticket):
                 self._undo_lost(found)
 
-    def _submit(self, request: Request | DetentError, caller: Caller | None) -> _UnderWay:
+    def _submit(self, request: Request | DetentError, caller: RightsHolder | None) -> _UnderWay:
         """One transaction of perhaps several; what is wrong with it is its own affair."""
         if isinstance(request, DetentError):
             return request
@@ -165,26 +165,26 @@ class OwnerApp:
         except DetentError as error:
             return error
 
-    async def _new_session(self, call: Call) -> Reply:
+    async def _new_session(self, call: OwnerCall) -> Reply:
         holder = "" if call.caller is None else call.caller.key
         return Reply.json({"session": self._engine.new_session(holder).hex()}, status=201)
 
-    async def _new_producer(self, call: Call) -> Reply:
+    async def _new_producer(self, call: OwnerCall) -> Reply:
         """No right is needed: a producer is worth nothing without the right to publish to a journal."""
         given = self._producers.give("" if call.caller is None else call.caller.key)
         return Reply.json({name: part.hex() for name, part in given._asdict().items()}, status=201)
 
-    async def _status(self, call: Call) -> Reply:
+    async def _status(self, call: OwnerCall) -> Reply:
         del call
         return Reply.json({"epoch": self._engine.epoch, "pid": os.getpid()})
 
-    async def _size(self, call: Call) -> Reply:
+    async def _size(self, call: OwnerCall) -> Reply:
         call.require_everywhere("consume")
         return Reply.json(await asyncio.to_thread(self._store.size_bytes))
 
     # -- waits --------------------------------------------------------------------------------------------------
 
-    async def _wait_claimable(self, call: Call) -> Reply:
+    async def _wait_claimable(self, call: OwnerCall) -> Reply:
         """Answer once a queue has something to claim, or after the time that was given."""
         fields = call.query()
         name, timeout_ms = text_of(fields, "queue"), number_of(fields, "timeout_ms")
@@ -201,7 +201,7 @@ class OwnerApp:
             stop()
         return Reply.json({"claimable": self._queues.claimable(name)})
 
-    async def _wait(self, call: Call) -> Reply:
+    async def _wait(self, call: OwnerCall) -> Reply:
         """Answer the journal's next offset once it is above `offset`, or after the time that was given."""
         name, fields = journal_of(call), call.query()
         offset, timeout_ms = number_of(fields, "offset"), number_of(fields, "timeout_ms")
@@ -229,7 +229,7 @@ _UnderWay = asyncio.Future[Ticket] | asyncio.Future[list[Any]] | DetentError
 """A transaction that was handed to the engine, or why it was not."""
 
 
-def _told(call: Call, outcome: list[Any] | DetentError) -> list[Any] | DetentError:
+def _told(call: OwnerCall, outcome: list[Any] | DetentError) -> list[Any] | DetentError:
     return rights.told(call.caller, outcome) if isinstance(outcome, DetentError) else outcome
 
 

@@ -14,7 +14,7 @@ import msgspec
 from detent.errors import Invalid
 from detent.remote import wire
 from detent.remote.bodies import body_parts, read_body
-from detent.remote.rights import Caller, Kind, Right
+from detent.remote.rights import Kind, Right, RightsHolder
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -23,7 +23,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 JSON: Final = "application/json"
 
 REQUESTS: Final = "detent.requests"
-"""Where a request's scope has the transactions that came in it, for whoever traces what was asked."""
+"""Where a request's scope has the transactions that came in it, for a tracer of what was asked."""
 
 QUERY_FIELDS_MAX: Final = 20
 NUMBER_DIGITS_MAX: Final = 20
@@ -64,13 +64,13 @@ class Reply:
         await send({"type": "http.response.body", "body": b""})
 
 
-class Call:
-    """One request. `caller` is whoever sent it; None may do everything, because only the store's user can open the
+class OwnerCall:
+    """One request. `caller` sent it; None may do everything, because only the store's user can open the
     owner's socket."""
 
     __slots__ = ("caller", "method", "path", "receive", "scope")
 
-    def __init__(self, scope: Scope, receive: Receive, caller: Caller | None) -> None:
+    def __init__(self, scope: Scope, receive: Receive, caller: RightsHolder | None) -> None:
         self.scope = scope
         self.receive = receive
         self.caller = caller
@@ -128,9 +128,9 @@ def number_of(fields: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-async def in_threads(call: Call, parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def in_threads(call: OwnerCall, parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     """A stream whose parts are made in threads, one after another, until they end or the client has gone: a server
-    does not say by itself that nobody reads any more."""
+    does not say by itself that the client reads no more."""
     gone = asyncio.create_task(disconnected(call.receive))
     try:
         while not gone.done():
@@ -148,7 +148,7 @@ def _close(parts: Any) -> None:
         parts.close()
 
 
-async def wait_for_event(call: Call, woken: asyncio.Event, timeout_s: float) -> bool:
+async def wait_for_event(call: OwnerCall, woken: asyncio.Event, timeout_s: float) -> bool:
     """Wait until an event is set, for as long as the client does. False if it was not."""
     ends = [asyncio.create_task(woken.wait()), asyncio.create_task(disconnected(call.receive))]
     try:

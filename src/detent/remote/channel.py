@@ -1,9 +1,9 @@
 """Connections for a client's small requests, its transactions and its waits: blocking, and for asyncio.
 
 httpx serves everything else; for small requests, one at a time, it takes a client two to four times the processor time.
-Whoever asks takes a connection out, and brings it back only after a whole answer: what was cut short, by a deadline, a
-cancelled task or Ctrl-C, is closed, so that a late answer never meets a later request. Somebody who finds none there
-opens another; as many are kept as the channel is told to.
+A caller takes a connection out, and brings it back only after a whole answer: what was cut short, by a deadline, a
+cancelled task or Ctrl-C, is closed, so that a late answer never meets a later request. A caller that finds none there
+opens another; as many are kept as the channel is told to. `Exchange` is HTTP/1.1 as bytes, without I/O.
 """
 
 from __future__ import annotations
@@ -12,14 +12,141 @@ import asyncio
 import select
 import socket
 import time
-from typing import Final, cast
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, cast
+
+import h11
 
 from detent import forks
 from detent.forks import refuse_in_child
 from detent.remote.address import Address
 from detent.remote.answers import Disconnected, broken
 from detent.remote.dialing import Tls, dial, dial_async, left_of
-from detent.remote.exchange import Exchange, HttpAnswer, NoAnswer
+
+HEAD_BYTES_MAX: Final = 64 << 10
+"""Status line and headers, with all interim answers before them. Owners send some hundred bytes; proxies add to it."""
+
+ANSWER_BYTES_MAX: Final = 512 << 20
+"""Above all that an owner answers; an endless answer of another program must not fill the memory."""
+
+JOINED_BYTES_MAX: Final = 64 << 10
+"""A request up to here leaves in one piece, which is one system call; above, copying would cost more than that."""
+
+PART_BYTES: Final = 1 << 20
+"""A larger request leaves in parts of this size, between which an event loop does something else."""
+
+ERROR_CHARS_MAX: Final = 200
+"""How much of what a stranger sent gets into an error."""
+
+
+class NoAnswer(Exception):
+    """What came on the connection is no whole answer to the request."""
+
+
+class HttpAnswer(NamedTuple):
+    """An answer: status, headers by their names in lower case, and the whole content."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+class Exchange:
+    """What is said on one connection."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._waits = False
+        self._head: tuple[int, dict[str, str]] | None = None
+        self._head_bytes = 0
+        self._content: list[bytes] = []
+        self._content_bytes = 0
+
+    def request(
+        self, method: str, target: str, headers: Sequence[tuple[str, str]], content: bytes
+    ) -> list[bytes | memoryview]:
+        """The bytes of a request, in the parts in which they are best sent."""
+        if self._http.our_state is h11.DONE:
+            self._http.start_next_cycle()
+        self._waits, self._head, self._head_bytes = True, None, 0
+        self._content, self._content_bytes = [], 0
+        # Without the word on encodings a proxy might compress the answer.
+        own = [("host", self._host), ("accept-encoding", "identity"), ("content-length", str(len(content)))]
+        head = self._http.send(h11.Request(method=method, target=target, headers=[*own, *headers]))
+        if content:
+            self._http.send_with_data_passthrough(h11.Data(data=content))
+        self._http.send(h11.EndOfMessage())
+        if len(content) <= JOINED_BYTES_MAX:
+            return [head + content]
+        view = memoryview(content)
+        return [head, *(view[at : at + PART_BYTES] for at in range(0, len(view), PART_BYTES))]
+
+    def receive(self, data: bytes) -> HttpAnswer | None:
+        """Take what came; no bytes are the connection's end. The answer, once it is whole."""
+        if not self._waits:
+            raise NoAnswer("something came that was not asked for")
+        if not data and self._head is None:
+            raise NoAnswer("the connection ended before an answer came")
+        if self._head is not None:
+            self._http.receive_data(data)
+            return self._advance()
+        # h11 is shown no more than a head may have before there is one: so it does not matter in which parts it came.
+        room = HEAD_BYTES_MAX - self._head_bytes
+        self._head_bytes += len(data)
+        self._http.receive_data(data[:room])
+        answer = self._advance()
+        if self._head is None and self._head_bytes >= HEAD_BYTES_MAX:
+            raise NoAnswer(f"an answer's head has at most {HEAD_BYTES_MAX} bytes")
+        if len(data) > room:
+            self._http.receive_data(data[room:])
+            answer = answer or self._advance()
+        return answer
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another request may follow: all was said, nothing more came, and neither side wants to hang up."""
+        http = self._http
+        return http.our_state is h11.DONE and http.their_state is h11.DONE and not http.trailing_data[0]
+
+    def _advance(self) -> HttpAnswer | None:
+        while True:
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError as error:
+                raise NoAnswer(str(error)[:ERROR_CHARS_MAX]) from error
+            if isinstance(event, h11.Data):
+                self._content_bytes += len(event.data)
+                _check_size(self._content_bytes)
+                self._content.append(event.data)
+            elif isinstance(event, h11.Response):
+                self._head = event.status_code, _headers(event)
+                _check_size(int(self._head[1].get("content-length", 0)))
+            elif isinstance(event, h11.EndOfMessage):
+                return self._end()
+            elif not isinstance(event, h11.InformationalResponse):
+                return None
+
+    def _end(self) -> HttpAnswer:
+        assert self._head is not None
+        self._waits = False
+        content, self._content = b"".join(self._content), []
+        return HttpAnswer(*self._head, content)
+
+
+def _headers(response: h11.Response) -> dict[str, str]:
+    """Headers by name; those that come several times are joined, as HTTP says."""
+    found: dict[str, str] = {}
+    for raw_name, raw_value in response.headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
+
+
+def _check_size(size: int) -> None:
+    if size > ANSWER_BYTES_MAX:
+        raise NoAnswer(f"an answer has at most {ANSWER_BYTES_MAX} bytes")
+
 
 RECEIVE_BYTES: Final = 64 << 10
 
@@ -75,8 +202,8 @@ class _Wire:
             for part in self._exchange.request(method, target, headers, content):
                 self._send(part, until)
         except ConnectionError:
-            # Whoever refuses a request may answer before having read it all, and hang up. If nothing was said, the
-            # error of reading has this one as its context.
+            # A server that refuses a request may answer before it has read it all, and hang up. If nothing was said,
+            # the error of reading has this one as its context.
             self._lost = True
             return self._receive(until)
         return self._receive(until)
@@ -230,7 +357,7 @@ class _AsyncWire(asyncio.Protocol):
             writable.set_result(None)
 
     def _decide(self, outcome: HttpAnswer | Exception) -> None:
-        """Tell whoever waits for an answer, if anybody does, also if it still waits to send."""
+        """Tell the caller that waits for an answer, if one does, also if it still waits to send."""
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(outcome)
         self.resume_writing()

@@ -16,7 +16,7 @@ import msgspec
 
 from detent.engine import Request, Ticket
 from detent.engine.lead import GROUP_BYTES_MAX, Lead
-from detent.engine.request import finish, refusal
+from detent.engine.operation import finish, refusal
 from detent.errors import Corrupt, DetentError
 from detent.journal.producers import Given
 from detent.message import ProducerId
@@ -54,7 +54,7 @@ def timeout_of(answer_s: float) -> httpx.Timeout:
 
 
 def _transactions_path(address: Address) -> str:
-    """Whoever has the files reads contents there, which costs the owner nothing."""
+    """A client that has the files reads contents there, which costs the owner nothing."""
     return "/v1/transactions" if address.has_files else "/v1/transactions?contents=1"
 
 
@@ -135,9 +135,9 @@ class RemoteOwner:
 
     @contextmanager
     def _using(self) -> Iterator[None]:
-        """While the connections are used nobody closes them."""
+        """While the connections are used they are not closed."""
         with self._lock:
-            if self._retired:  # the last user closes the connections: nobody comes after the last
+            if self._retired:  # the last user closes the connections: none comes after the last
                 raise Disconnected(GIVEN_UP)
             self._users += 1
         try:
@@ -277,7 +277,7 @@ class AsyncRemoteOwner:
 
     @asynccontextmanager
     async def _using(self) -> AsyncIterator[None]:
-        """While the connections are used nobody retires them."""
+        """While the connections are used they are not retired."""
         if self._retired:
             raise Disconnected(GIVEN_UP)
         self._users += 1

@@ -134,7 +134,7 @@ class Connection:
                 end_owner(self._location.directory, hung)
                 continue
             if now >= deadline:
-                raise self._nobody()
+                raise self._unowned()
             time.sleep(min(tries.failed(), max(0.0, deadline - now)))
 
     def _own(self) -> LocalOwner | None:
@@ -148,7 +148,7 @@ class Connection:
         try:
             owner = LocalOwner(self.url, directory=directory, lock=lock, now_ms=self._now_ms)
         except Fenced:
-            # Somebody without the lock raised the epoch at this very moment: let them, and look again.
+            # A process without the lock raised the epoch at this very moment: let it, and look again.
             lock.release()
             return None
         except BaseException:
@@ -192,7 +192,7 @@ class Connection:
                 pause_s = tries.failed()
                 time.sleep(min(error.retry_s if isinstance(error, Overloaded) else pause_s, left))
 
-    def _nobody(self) -> Unavailable:
+    def _unowned(self) -> Unavailable:
         known = read_owner(self._location.directory)
         if known is None and is_owned(self._location.directory):
             return Unavailable(f"a process owns {self.url} and has not said yet how to reach it: try again")

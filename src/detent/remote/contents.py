@@ -1,7 +1,7 @@
 """The content of messages, put into the answers for clients that have no files to read it from.
 
 An answer carries at most `ANSWER_CONTENT_BYTES_MAX` of it, whatever was claimed: the owner must not hold 10,000
-messages of 16 MiB for one client. A claim takes effect whole, because it is committed before anybody knows how large it
+messages of 16 MiB for one client. A claim takes effect whole, because it is committed before it is known how large it
 is; what finds no room is fetched by the client in further calls, which give out only what is still held (`ReadHeld`). A
 list of messages is cut short instead, and so is a page of an assignment; a search is asked again. The first
 message of an answer always has room, so each call brings its client on.
@@ -41,7 +41,7 @@ WITH_CONTENT: Final = (
 Outcome = list[Any] | DetentError
 
 
-class Room:
+class AnswerRoom:
     """What one answer may still carry."""
 
     def __init__(self, size: int) -> None:
@@ -70,11 +70,11 @@ def wanted(outcomes: Sequence[Outcome]) -> int:
 
 def attach(requests: Sequence[Any], outcomes: Sequence[Outcome], reader: QueueReader) -> list[Outcome]:
     """The same answers with content. It reads the store, so much of it belongs in a thread."""
-    room = Room(ANSWER_CONTENT_BYTES_MAX)
+    room = AnswerRoom(ANSWER_CONTENT_BYTES_MAX)
     return [_attach_all(*pair, reader, room) for pair in zip(requests, outcomes, strict=True)]
 
 
-def _attach_all(request: Request, outcome: Outcome, reader: QueueReader, room: Room) -> Outcome:
+def _attach_all(request: Request, outcome: Outcome, reader: QueueReader, room: AnswerRoom) -> Outcome:
     if isinstance(outcome, DetentError):
         return outcome
     try:
@@ -84,7 +84,7 @@ def _attach_all(request: Request, outcome: Outcome, reader: QueueReader, room: R
         return error
 
 
-def _attach(operation: Any, result: Any, reader: QueueReader, room: Room) -> Any:
+def _attach(operation: Any, result: Any, reader: QueueReader, room: AnswerRoom) -> Any:
     rows: ops.Attached
     if isinstance(result, (ops.ClaimedMessages, ops.HeldMessages)):
         if result.earlier:

@@ -17,7 +17,7 @@ from detent.journal.operations import check_name
 from detent.journal.reader import Whereabouts, ahead_to, check_range
 from detent.remote import batches
 from detent.remote.answers import Disconnected, decoded
-from detent.remote.line import Line
+from detent.remote.line import OwnerLine
 from detent.remote.objects import RemoteReader
 from detent.remote.served_journals import END_HEADER, NUMBER_HEADER, PATH
 
@@ -25,7 +25,7 @@ from detent.remote.served_journals import END_HEADER, NUMBER_HEADER, PATH
 class RemoteJournalReader(JournalReader):
     """Reads the journals of a store that is behind a server."""
 
-    def __init__(self, reader: RemoteReader, line: Line) -> None:
+    def __init__(self, reader: RemoteReader, line: OwnerLine) -> None:
         super().__init__(reader)
         self._line = line
 

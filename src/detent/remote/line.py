@@ -18,7 +18,7 @@ from detent.remote.connection import Connection
 T = TypeVar("T")
 
 
-class Line:
+class OwnerLine:
     """The way to the owner for those who read through it."""
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
@@ -36,13 +36,13 @@ class Line:
             except Disconnected as error:
                 patience.spend(owner, error)
 
-    def patience(self) -> Patience:
+    def patience(self) -> RetryPatience:
         """A time for one call, with all its tries."""
         refuse_in_child(self._generation)  # a child has its parent's connections, and would mix up the answers
-        return Patience(self._connection, self._timeout_s)
+        return RetryPatience(self._connection, self._timeout_s)
 
 
-class Patience:
+class RetryPatience:
     """How long one call is tried."""
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:

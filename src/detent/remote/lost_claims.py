@@ -27,7 +27,7 @@ UNDO_S: Final = 5.0
 logger = logging.getLogger("detent.queue")
 
 
-class Store(Protocol):
+class ClaimingStore(Protocol):
     """What undoing needs of a store."""
 
     _connection: Connection
@@ -42,7 +42,7 @@ class Store(Protocol):
     def _busy_pause(self, error: Overloaded, deadline: float, sent: bool) -> float: ...
 
 
-def undo(store: Store, operations: list[Operation]) -> None:
+def undo(store: ClaimingStore, operations: list[Operation]) -> None:
     """Undo claims; an owner in this process does so in its next commit."""
     owner = store._connection.at_hand
     if isinstance(owner, LocalOwner):
@@ -54,7 +54,7 @@ def undo(store: Store, operations: list[Operation]) -> None:
             _left_to_leases(error)
 
 
-def undo_unanswered(store: Store, request: Request) -> None:
+def undo_unanswered(store: ClaimingStore, request: Request) -> None:
     """Undo a claim whose caller was interrupted before its answer came."""
     try:
         undo(store, undoing(_answer_of(store, request, time.monotonic() + UNDO_S)))
@@ -62,7 +62,7 @@ def undo_unanswered(store: Store, request: Request) -> None:
         _left_to_leases(error)
 
 
-def _answer_of(store: Store, request: Request, deadline: float) -> list[Any]:
+def _answer_of(store: ClaimingStore, request: Request, deadline: float) -> list[Any]:
     while True:
         owner = store._connection.at_hand or store._find_owner(deadline, True)
         try:
@@ -77,7 +77,7 @@ def _left_to_leases(error: Exception) -> None:
     logger.warning("claimed messages could not be given back, and wait for their lease to end: %s", error)
 
 
-class AsyncStore(Protocol):
+class AsyncClaimingStore(Protocol):
     """The same for asyncio."""
 
     _store: Any
@@ -90,7 +90,7 @@ class AsyncStore(Protocol):
 class AsyncLostClaims:
     """Undoes claims of one store in the background: a caller that was cancelled does not wait."""
 
-    def __init__(self, store: AsyncStore) -> None:
+    def __init__(self, store: AsyncClaimingStore) -> None:
         self._store = store
         self._tasks: set[asyncio.Task[None]] = set()
 

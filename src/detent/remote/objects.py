@@ -15,7 +15,7 @@ from detent.kv.base import check_object_name, check_object_range
 from detent.kv.stored import OnDamage
 from detent.remote.answers import Disconnected, check_response, decoded
 from detent.remote.client import ANSWER_S, RemoteOwner, timeout_of
-from detent.remote.line import Line
+from detent.remote.line import OwnerLine
 from detent.remote.served_objects import PART_BYTES, PATH, SIZE_HEADER
 
 UPLOAD_ANSWER_S: Final = 300.0
@@ -27,7 +27,7 @@ class RemoteObjects:
 
     local = False
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: OwnerLine) -> None:
         self._line = line
 
     def put(self, name: str, chunks: Iterable[bytes | memoryview]) -> int:
@@ -120,7 +120,7 @@ class RemoteReader:
 
     view_bytes = 1 << 20
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: OwnerLine) -> None:
         self._line = line
         self.objects: Objects = RemoteObjects(line)
 

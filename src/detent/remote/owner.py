@@ -19,10 +19,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from detent import crash
 from detent.engine import Engine, OwnerTime, Request, Result, Ticket
-from detent.errors import Fenced, Unavailable
+from detent.errors import Fenced, Invalid, Unavailable
 from detent.journal import JournalMachine, JournalReader
+from detent.journal.fragments import sweep
 from detent.journal.producers import Given, Producers
-from detent.journal.sweeper import sweep
 from detent.kv import Writer, open_writer
 from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path
 from detent.ledger import LedgerMachine
@@ -94,6 +94,17 @@ class LocalOwner:
         self._housekeeper = Housekeeper(self)
         self.queues.watch.timer = self._housekeeper.look_at
 
+    @property
+    def socket(self) -> Path | None:
+        """Where other processes of this machine reach it."""
+        return None if self._server is None else self._server.path
+
+    def serve(self, path: Path) -> None:
+        """Let other processes of this machine reach this owner at a socket, until it closes. On `file:` it has one."""
+        if self._server is not None:
+            raise Invalid(f"this owner answers at {self._server.path} already")
+        self._server = SocketServer(self.new_app(), path)
+
     def new_app(self) -> OwnerApp:
         """The wire protocol over this owner's engine, for one event loop."""
         app = OwnerApp(self.engine, self.journals, self.queues, self.reader)
@@ -153,7 +164,7 @@ class LocalOwner:
             stop()
 
     def sweep(self, grace_ms: int | None = None) -> int:
-        """Delete fragments that nobody adopted. Returns how many."""
+        """Delete fragments that no journal adopted. Returns how many."""
         return sweep(self.engine, self.reader, grace_ms)
 
     def close(self) -> None:
@@ -263,7 +274,7 @@ class SocketServer:
             app, log_config=None, log_level="warning", access_log=False, lifespan="off", http=_SocketConnection,
             loop="asyncio", ws="none", timeout_keep_alive=600,
         )  # fmt: skip
-        self._server = _Server(config)
+        self._server = _SocketUvicorn(config)
         self._thread = start("detent-socket", self._run)
         _servers.add(self)
         deadline = time.monotonic() + SERVER_START_S
@@ -277,7 +288,7 @@ class SocketServer:
 
     def close_in_child(self) -> None:
         """In a forked child: let go of the sockets. Held open, they would keep clients waiting after the parent's death
-        for answers that nobody gives."""
+        for answers that never come."""
         connections = [getattr(one, "transport", None) for one in self._server.server_state.connections]
         sockets = [one.get_extra_info("socket") for one in connections if one is not None]
         for held in [self._socket, *sockets]:
@@ -294,7 +305,7 @@ class SocketServer:
         remove_socket_folder(self.path)
 
 
-class _Server(uvicorn.Server):
+class _SocketUvicorn(uvicorn.Server):
     """Uvicorn's server looks ten times a second whether it shall end, and as often whether it may. This one is told."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -23,7 +23,7 @@ EVERYTHING: Final = "*"
 """What a grant says that is on all kinds, or on all names."""
 
 
-class Grant(Protocol):
+class GrantedRight(Protocol):
     """A right on the queues, journals, ledgers or consumers whose names match a pattern."""
 
     @property
@@ -36,8 +36,8 @@ class Grant(Protocol):
     def pattern(self) -> str: ...
 
 
-class Caller(Protocol):
-    """Whoever sent a request, as far as a server knows. Sessions are given to a `key`."""
+class RightsHolder(Protocol):
+    """The sender of a request, as far as a server knows. Sessions are given to a `key`."""
 
     @property
     def key(self) -> str: ...
@@ -46,7 +46,7 @@ class Caller(Protocol):
     def name(self) -> str: ...
 
     @property
-    def grants(self) -> Sequence[Grant]: ...
+    def grants(self) -> Sequence[GrantedRight]: ...
 
     def require(self, right: Right, kind: Kind, name: str) -> None:
         """`Denied` unless the caller has the right on a queue, journal, ledger or consumer."""
@@ -145,7 +145,7 @@ NEEDS: Final[dict[type[Operation], Need]] = {
 }
 
 
-def may_all(caller: Caller, right: Right, kind: Kind) -> bool:
+def may_all(caller: RightsHolder, right: Right, kind: Kind) -> bool:
     """Whether a caller has a right on all queues, or all journals."""
     return any(
         grant.right in {right, "admin"} and grant.kind in {kind, EVERYTHING} and grant.pattern == EVERYTHING
@@ -153,7 +153,7 @@ def may_all(caller: Caller, right: Right, kind: Kind) -> bool:
     )
 
 
-def require_settings(caller: Caller, queue: str, filter: str | None, dead_letter: str | None) -> None:
+def require_settings(caller: RightsHolder, queue: str, filter: str | None, dead_letter: str | None) -> None:
     """`Denied` for settings that reach beyond the queue itself. A filter picks from the messages of all queues, so it
     needs the right to consume them all; a dead letter queue gets messages, as if they were published there."""
     if filter is not None and filter != default_filter(queue) and not may_all(caller, "consume", "queue"):
@@ -162,7 +162,7 @@ def require_settings(caller: Caller, queue: str, filter: str | None, dead_letter
         caller.require("publish", "queue", dead_letter)
 
 
-def told(caller: Caller | None, error: DetentError) -> DetentError:
+def told(caller: RightsHolder | None, error: DetentError) -> DetentError:
     """What a caller may be told of an error: one that quotes what is stored says less to those who may not read it."""
     withheld = error.withheld
     if caller is None or withheld is None:
@@ -174,7 +174,7 @@ def told(caller: Caller | None, error: DetentError) -> DetentError:
     return error
 
 
-def require(caller: Caller, operations: Sequence[Operation], machine: QueueMachine) -> None:
+def require(caller: RightsHolder, operations: Sequence[Operation], machine: QueueMachine) -> None:
     """`Denied` unless the caller may do all of these."""
     for operation in operations:
         need = NEEDS[type(operation)]
@@ -200,10 +200,10 @@ def _also(operation: Any, need: Need) -> set[str]:
     return {named} if named else set()
 
 
-def _require_number(caller: Caller, need: Need, number: int, machine: QueueMachine) -> None:
-    """On the queue that has a number. Where none has it the operation is refused as stale, whoever asks: the number of
-    a deleted queue is never given to another one. Whoever has no right on the queue is told the same: numbers can be
-    guessed, and names are not to be had for them."""
+def _require_number(caller: RightsHolder, need: Need, number: int, machine: QueueMachine) -> None:
+    """On the queue that has a number. Where none has it the operation is refused as stale, for any caller: the number
+    of a deleted queue is never given to another one. A caller without a right on the queue is told the same: numbers
+    can be guessed, and names are not to be had for them."""
     state = machine.users_queue(number)
     if state is None:
         return

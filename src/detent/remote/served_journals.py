@@ -14,7 +14,7 @@ from detent.errors import NotFound
 from detent.journal import JournalReader
 from detent.journal.operations import check_name
 from detent.remote import batches
-from detent.remote.asgi import Call, Reply, in_threads, number_of, text_of
+from detent.remote.asgi import OwnerCall, Reply, in_threads, number_of, text_of
 
 PATH: Final = "/v1/native/journals"
 NUMBER_HEADER: Final = "detent-journal"
@@ -28,7 +28,7 @@ class ServedJournals:
 
     def __init__(self, reader: JournalReader) -> None:
         self._reader = reader
-        self.routes: dict[tuple[str, str], Callable[[Call], Awaitable[Reply]]] = {
+        self.routes: dict[tuple[str, str], Callable[[OwnerCall], Awaitable[Reply]]] = {
             ("GET", PATH): self._names,
             ("GET", f"{PATH}/extents"): self._extents,
             ("GET", f"{PATH}/info"): self._info,
@@ -39,36 +39,36 @@ class ServedJournals:
             ("GET", f"{PATH}/uncommitted"): self._uncommitted,
         }
 
-    async def _names(self, call: Call) -> Reply:
+    async def _names(self, call: OwnerCall) -> Reply:
         call.require_everywhere("consume")
         prefix = text_of(call.query(), "prefix")
         return Reply.json(await asyncio.to_thread(self._reader.names, prefix))
 
-    async def _extents(self, call: Call) -> Reply:
+    async def _extents(self, call: OwnerCall) -> Reply:
         call.require_everywhere("consume")
         prefix = text_of(call.query(), "prefix")
         return Reply.json(await asyncio.to_thread(self._reader.extents, prefix))
 
-    async def _info(self, call: Call) -> Reply:
+    async def _info(self, call: OwnerCall) -> Reply:
         return Reply.json(await asyncio.to_thread(self._reader.info, journal_of(call)))
 
-    async def _number(self, call: Call) -> Reply:
+    async def _number(self, call: OwnerCall) -> Reply:
         return Reply.json(await asyncio.to_thread(self._reader.number, journal_of(call)))
 
-    async def _extent(self, call: Call) -> Reply:
+    async def _extent(self, call: OwnerCall) -> Reply:
         return Reply.json(await asyncio.to_thread(self._reader.extent, journal_of(call)))
 
-    async def _offset_at(self, call: Call) -> Reply:
+    async def _offset_at(self, call: OwnerCall) -> Reply:
         name, time_ms = journal_of(call), number_of(call.query(), "time_ms")
         return Reply.json(await asyncio.to_thread(self._reader.offset_at, name, time_ms))
 
-    async def _committed(self, call: Call) -> Reply:
+    async def _committed(self, call: OwnerCall) -> Reply:
         name, fields = journal_of(call), call.query()
         start, end = number_of(fields, "start"), number_of(fields, "end")
         journal = await self._required_number(name, fields)
         return await self._stream(call, self._reader.committed(name, start, end, journal=journal), journal, end)
 
-    async def _uncommitted(self, call: Call) -> Reply:
+    async def _uncommitted(self, call: OwnerCall) -> Reply:
         name, fields = journal_of(call), call.query()
         start = number_of(fields, "start")
         journal = await self._required_number(name, fields)
@@ -88,7 +88,7 @@ class ServedJournals:
         return found
 
     @staticmethod
-    async def _stream(call: Call, found: Any, journal: int, end: int) -> Reply:
+    async def _stream(call: OwnerCall, found: Any, journal: int, end: int) -> Reply:
         """The first batch is read before anything is answered, so that what is wrong with the range has its status."""
         first = await asyncio.to_thread(next, found, None)
         parts = batches.encode(chain(() if first is None else (first,), found))
@@ -96,7 +96,7 @@ class ServedJournals:
         return Reply(in_threads(call, parts), batches.STREAM_TYPE, headers=headers)
 
 
-def journal_of(call: Call) -> str:
+def journal_of(call: OwnerCall) -> str:
     """The journal that a call reads, which its caller may."""
     name = text_of(call.query(), "journal")
     check_name(name)

@@ -1,6 +1,6 @@
 """Fragments as an owner takes them from clients that have no disk in common with it: written, read, measured.
 
-Whoever writes a fragment does not say to which journal it will belong, and whoever reads one could read any journal's:
+The writer of a fragment does not say to which journal it will belong, and its reader could read any journal's:
 both need their right on the whole store. Listing and deleting are the sweeper's, and not to be had from outside.
 """
 
@@ -18,7 +18,7 @@ from detent.errors import Busy, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.journal.fragments import FRAGMENT_BYTES_MAX, PASSING_BATCH_BYTES_MAX, fragment_of
 from detent.kv import Objects
 from detent.remote import wire
-from detent.remote.asgi import Call, Reply, in_threads, number_of
+from detent.remote.asgi import OwnerCall, Reply, in_threads, number_of
 from detent.runtime import thread
 
 PATH: Final = "/v1/native/objects/"
@@ -51,7 +51,7 @@ class ServedObjects:
         self._under_way: set[_Upload] = set()
         self._closing = False
 
-    async def answer(self, call: Call) -> Reply:
+    async def answer(self, call: OwnerCall) -> Reply:
         """Answer one request."""
         name = call.path.removeprefix(PATH)
         if fragment_of(name) is None:
@@ -66,7 +66,7 @@ class ServedObjects:
             return await self._get(call, name)
         raise NotFound(f"fragments are written and read here, not {call.method[:20]!r}")
 
-    async def _put(self, call: Call, name: str) -> Reply:
+    async def _put(self, call: OwnerCall, name: str) -> Reply:
         declared = dict(call.scope["headers"]).get(b"content-length", b"")
         if declared.isdigit() and len(declared) < 20 and int(declared) > OBJECT_BYTES_MAX:
             raise LimitExceeded(f"a fragment has at most {OBJECT_BYTES_MAX} bytes, not {int(declared)}")
@@ -97,7 +97,7 @@ class ServedObjects:
             raise NotFound(f"there is no object {name!r}")
         return Reply(headers={SIZE_HEADER: str(size)})
 
-    async def _get(self, call: Call, name: str) -> Reply:
+    async def _get(self, call: OwnerCall, name: str) -> Reply:
         fields = call.query()
         start = number_of(fields, "start") if "start" in fields else 0
         length = number_of(fields, "length") if "length" in fields else None

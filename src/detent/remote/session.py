@@ -39,7 +39,7 @@ class ClientSession:
                 return None
             sequence = self._next
             self._next = sequence + 1
-            # Numbers are handed out in order, so the first that somebody still waits for is the lowest.
+            # Numbers are handed out in order, so the first that a caller still waits for is the lowest.
             answered = sequence
             while self._outstanding:
                 first = next(iter(self._outstanding))

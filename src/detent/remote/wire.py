@@ -14,24 +14,83 @@ HTTP carries it, on a Unix socket or TCP. Transactions are MessagePack; everythi
     GET  /v1/native/journals/committed?journal&start&end[&number]      messages, as an Arrow stream; so too: uncommitted
     PUT  /v1/native/objects/NAME                          write a fragment; GET reads it, HEAD says how large it is
 
-A client on the owner's machine reads journals and payloads from the files. One that is elsewhere asks for `contents`,
+A client on the owner's machine reads journals and bodies from the files. One that is elsewhere asks for `contents`,
 and reads through the last five. (Other paths under /v1 are the server's REST API.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Final, Union
 
 import msgspec
 
 from detent.engine import MALFORMED, Done, Request, operation_union
+from detent.engine.operation import OPERATIONS_MAX
 from detent.errors import BY_NAME, Corrupt, DetentError, Invalid, LimitExceeded
 from detent.journal import JournalMachine
 from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
-from detent.remote.elements import SMALL_BYTES, Elements
 from detent.shard import ShardMachine
+
+SMALL_BYTES: Final = 4 << 10
+"""A transaction of no more bytes than this needs no counting: all that fit into a request become a few hundred
+megabytes at most."""
+
+LIST_MAX: Final = 1 << 20
+"""In one list or map of an operation; no operation takes more."""
+
+ELEMENTS_MAX: Final = 6 << 20
+"""In the lists and maps of one HTTP request, whose transactions are decoded together: room for the largest append of
+messages with ids, keys and headers. In memory that is up to 1.5 GB, if all of them are maps."""
+
+OPERATION_ELEMENTS: Final = 8
+"""What an operation counts by itself."""
+
+_FIELDS_MAX: Final = 32
+_WIDTHS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+
+_Operations = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=2 * OPERATIONS_MAX)]
+_Shape = msgspec.defstruct(
+    "Shape",
+    [("session", msgspec.Raw), ("sequence", msgspec.Raw), ("answered", msgspec.Raw), ("operations", _Operations)],
+    array_like=True,
+)
+_shape_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(_Shape)
+_fields_decoder = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=_FIELDS_MAX)])
+
+
+class Elements:
+    """What the transactions of one HTTP request hold together."""
+
+    def __init__(self) -> None:
+        self._left = ELEMENTS_MAX
+
+    def take(self, transaction: msgspec.Raw) -> None:
+        """Count a transaction; `LimitExceeded` if it is too much, msgspec's errors if it is none."""
+        if memoryview(transaction).nbytes <= SMALL_BYTES:
+            return
+        count = 0
+        for operation in _shape_decoder.decode(transaction).operations:
+            count += OPERATION_ELEMENTS
+            for field in _fields_decoder.decode(operation):
+                size = _length(memoryview(field))
+                if size > LIST_MAX:
+                    raise LimitExceeded(f"an operation has lists of at most {LIST_MAX} values, not {size}")
+                count += size
+        if count > self._left:
+            raise LimitExceeded(f"one request holds at most {ELEMENTS_MAX} values: send its transactions apart")
+        self._left -= count
+
+
+def _length(value: memoryview) -> int:
+    """How long a list or map is; 0 for anything else."""
+    first = value[0]
+    if 0x80 <= first <= 0x9F:
+        return first & 0x0F
+    width = _WIDTHS.get(first)
+    return 0 if width is None else int.from_bytes(value[1 : 1 + width], "big")
+
 
 BODY_BYTES_MAX = 160 << 20
 """Above the largest append, with room for its envelope."""
@@ -80,14 +139,14 @@ class Problem(msgspec.Struct, omit_defaults=True):
     details: dict[str, str | int] = {}
 
 
-class Answer(msgspec.Struct, array_like=True):
+class RequestAnswer(msgspec.Struct, array_like=True):
     """What became of one transaction: its results, or a problem."""
 
     results: list[Union[tuple(_results)]] | None  # type: ignore[valid-type]  # noqa: UP007
     problem: Problem | None = None
 
 
-_answers_decoder = msgspec.msgpack.Decoder(list[Answer])
+_answers_decoder = msgspec.msgpack.Decoder(list[RequestAnswer])
 
 STATUS = {
     "Invalid": 400,
@@ -158,9 +217,9 @@ def encode_answers(outcomes: list[list[Any] | DetentError]) -> bytes:
     answers = []
     for outcome in outcomes:
         if isinstance(outcome, DetentError):
-            answers.append(Answer(None, _problem(outcome)))
+            answers.append(RequestAnswer(None, _problem(outcome)))
         else:
-            answers.append(Answer(outcome))
+            answers.append(RequestAnswer(outcome))
     return _encoder.encode(answers)
 
 

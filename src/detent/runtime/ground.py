@@ -126,7 +126,7 @@ class _Turn:
         yield self._seconds
 
 
-def drive(coroutine: Coroutine[Any, Any, Result], hint: str = "run this on a loop") -> Result:
+def drive(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """What a coroutine answers that waits for nothing."""
     try:
         coroutine.send(None)
@@ -134,4 +134,4 @@ def drive(coroutine: Coroutine[Any, Any, Result], hint: str = "run this on a loo
         answer: Result = end.value
         return answer
     coroutine.close()
-    raise Invalid(f"a coroutine waits for an event loop where there is none: {hint}")
+    raise Invalid("a coroutine waits for an event loop where there is none: run it on one, or make it async")

@@ -4,7 +4,7 @@ A child's standard input is a pipe whose end is the parent's: it closes when the
 the child with it. On standard output the child writes notices, each a line of JSON.
 
     parent                                      child
-    child = Child(command, heard=tell).start()  line = Line()
+    child = Child(command, heard=tell).start()  line = ParentLine()
     tell(["taken", 3])                          line.tell(["taken", 3])
     child.end(); child.join(30); child.kill()   line.on_end(stopping.set)
 """
@@ -213,7 +213,7 @@ class ChildTask(Task):
         return str(error) if isinstance(error, Died) else super().describe(error)
 
 
-class Line:
+class ParentLine:
     """A child's line to its parent. What the program of the child reads and prints is apart from it: standard input is
     empty from now on, and what is printed goes to standard error."""
 

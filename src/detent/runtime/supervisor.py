@@ -215,7 +215,8 @@ class Supervised:
         except BaseException as error:  # noqa: BLE001 - or the thread would end without a word
             failure = RuntimeError(f"it raised {error!r}, which ends programs and not messages")
             failure.__cause__ = error
-            return await self._failed(failure)
+            is_end = isinstance(error, KeyboardInterrupt | SystemExit) and not self.task.calls_users
+            return await self._failed(failure, is_end=is_end)
 
     async def _open_and_step(self) -> Ending:
         self._ground.clear()
@@ -246,7 +247,7 @@ class Supervised:
             await self._ground.wait(answer)
         return ANEW
 
-    async def _failed(self, error: Exception) -> bool:
+    async def _failed(self, error: Exception, *, is_end: bool = False) -> bool:
         """A life has failed; whether another one follows, after a rest."""
         if isinstance(error, Fenced) and self.task.was_replaced(error):
             self._say(FENCED, str(error))
@@ -254,7 +255,8 @@ class Supervised:
         pause_s = self._failures.failed()
         tries_max = self.task.restart.tries_max
         self.error = error
-        if self.task.is_hopeless(error) or (tries_max is not None and self._failures.in_a_row > tries_max):
+        is_last = tries_max is not None and self._failures.in_a_row > tries_max
+        if is_end or is_last or self.task.is_hopeless(error):
             self.failure = error
             self.task.gave_up(error)
         else:

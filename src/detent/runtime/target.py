@@ -195,7 +195,7 @@ class UserFile:
         except SyntaxError as error:
             raise _no_python(error) from error
         except ValueError as error:
-            raise Invalid(f"{path} is no Python: {error}") from error
+            raise Invalid(f"{path} is not Python: {error}") from error
 
     def run(self, *, kept_as: str | None = None) -> dict[str, object]:
         """The names that the file has when it was run, as ``python FILE`` would run it. With `kept_as` it stays among
@@ -252,7 +252,7 @@ def _origin(module: str, example: str) -> Path:
         name = ".".join(parts[: depth + 1])
         try:
             spec = importlib.util.find_spec(name)
-        except (ModuleNotFoundError, ValueError):  # what is before the dot is no package; a name such as "..x"
+        except (ModuleNotFoundError, ValueError):  # what is before the dot is not a package; a name such as "..x"
             spec = None
         if spec is None:
             raise NotFound(
@@ -332,7 +332,7 @@ def explained(path: Path) -> Iterator[None]:
 
 def _no_python(error: SyntaxError) -> Invalid:
     """The file itself, or one that it imports."""
-    return Invalid(f"{error.filename}:{error.lineno}: this is no Python: {error.msg}")
+    return Invalid(f"{error.filename}:{error.lineno}: this is not Python: {error.msg}")
 
 
 def _line(path: Path, error: BaseException) -> str:

@@ -6,7 +6,8 @@
 3. **step**   Again and again. Each step answers when the next one is due: at once (`AGAIN`), or in so many seconds
               unless the task is woken before. `ANEW` ends this life and begins the next one, `DONE` is the end.
 4. **fail**   An error ends this life: the task is closed, rests as its `restart` says, and is opened again. One that
-              has a lease, and was replaced (`Fenced`), looks at it at once; a hopeless error is the end.
+              has a lease, and was replaced (`Fenced`), looks at it at once; a hopeless error is the end, and so is
+              an exception that ends programs.
 5. **stop**   The step under way ends, the task is closed, and leaves: it gives back for good what it has had.
 
 A kind of worker is a subclass of `Task` that says what its five steps are. `Supervised` (`supervisor.py`) is the one
@@ -88,6 +89,10 @@ class Task:
     """What it is, in one word, for reports."""
 
     restart: Restart = Restart()
+
+    calls_users: bool = False
+    """Whether its steps call functions of the user's: one that raises `SystemExit` or `KeyboardInterrupt` has failed
+    then, as with any other error. Of a task that calls none, such an exception is the end: it is not tried again."""
 
     def __init__(self, name: str) -> None:
         self.name = name

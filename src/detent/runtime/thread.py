@@ -7,6 +7,7 @@ a deadline. A pool's threads are not daemons: the interpreter waits for the task
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,11 +25,14 @@ class Thread:
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self._work = work
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._ended = threading.Event()
+        self._process = 0
         self.error: BaseException | None = None
         """What ended it, if that was an error."""
 
     def start(self) -> Self:
         """Begin."""
+        self._process = os.getpid()
         self._thread.start()
         return self
 
@@ -44,8 +48,9 @@ class Thread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
-        return self._thread.is_alive()
+        """Whether it runs. Python up to 3.12 counts a thread as ended once a Ctrl-C has interrupted a wait for its end:
+        so it says itself when it has. In a forked child it does not run."""
+        return self.has_begun and not self._ended.is_set() and self._process == os.getpid()
 
     @property
     def is_current(self) -> bool:
@@ -54,9 +59,11 @@ class Thread:
 
     def join(self, patience_s: float | None = None) -> bool:
         """Wait until it has ended, for so long at most; whether it has. One that never began has ended."""
-        if self.has_begun:
-            self._thread.join(None if patience_s is None else max(0.0, patience_s))
-        return not self.is_alive
+        if not self.is_alive or self._ended.wait(None if patience_s is None else max(0.0, patience_s)):
+            if self.has_begun:
+                self._thread.join()  # it has nothing left to do
+            return True
+        return False
 
     def _run(self) -> None:
         try:
@@ -65,6 +72,8 @@ class Thread:
             self.error = error
             logger.critical("the thread %s ended with an error: %r", self.name, error)
             raise  # with a trace, by `threading.excepthook`
+        finally:
+            self._ended.set()
 
 
 def start(name: str, work: Callable[[], object]) -> Thread:

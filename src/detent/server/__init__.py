@@ -30,10 +30,8 @@ The JSON API:
     api_transaction.py  the route for transactions
     models.py           bytes, durations and times in JSON
     models_journals.py  journals in JSON
-    models_queues.py    queues in JSON
-    models_queued.py    a look into a queue in JSON
+    models_queues.py    queues in JSON, and a look into one
     receipts.py         which queue a receipt belongs to, so that rights can be checked
     arrow.py            messages as Arrow streams, in and out
-    waiting.py          long polls
     openapi.py          the OpenAPI document, made from the routes
 """

@@ -22,10 +22,10 @@ from detent.server import api_journals, api_queues, api_transaction, jsonbody, o
 from detent.server.access import Caller
 from detent.server.app import refusal
 from detent.server.arrow import STREAM_BYTES_MAX
-from detent.server.http import JSON, JSON_BYTES_MAX, Request, Response
+from detent.server.http import JSON, JSON_BYTES_MAX, HttpRequest, Response
 from detent.server.limits import LARGE_BYTES, ClaimSizes
 from detent.server.receipts import QueueNumbers
-from detent.server.route import ARROW, Call, Route, Service
+from detent.server.route import ARROW, ApiCall, Route, Service
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -44,7 +44,7 @@ _NAME_PLACE: Final = 3
 _encode: Final = msgspec.json.Encoder().encode
 
 
-async def show_document(call: Call[None, None]) -> Response:
+async def show_document(call: ApiCall[None, None]) -> Response:
     """This document."""
     del call
     return Response(_document)
@@ -92,14 +92,14 @@ class Api:
         """Answer everybody who waits, with what there is."""
         self._service.closing.set()
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: HttpRequest) -> bool:
         """Whether this is below /v1/queues, journals, messages or transaction; or the document."""
         parts = request.raw_path.split(b"/", 3)
         if len(parts) > 2:
             return parts[0] == b"" and parts[1] == b"v1" and parts[2] in _OWNED
         return request.raw_path == DOCUMENT_PATH.encode()
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         """Find the route, see that the caller may, take the request apart, and have it answered."""
         parts = request.raw_path.split(b"/")
         segment = b""
@@ -125,10 +125,10 @@ class Api:
                 body = await _json(request, route)
             else:
                 return _wrong_type(request, route)
-        done = await handler(Call(self._service, route, request, caller, name, body, query))
+        done = await handler(ApiCall(self._service, route, request, caller, name, body, query))
         return done if isinstance(done, Response) else Response(_encode(done), status=route.status)
 
-    def refuse(self, request: Request, error: DetentError) -> Response:
+    def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         """An error as its name and what it says."""
         tracing.note(request, tracing.ERROR_TYPE, type(error).__name__)
         message = str(error)
@@ -148,7 +148,7 @@ def _decode_name(segment: bytes, route: Route) -> str:
     return name
 
 
-def _query(request: Request, route: Route) -> Any:
+def _query(request: HttpRequest, route: Route) -> Any:
     if route.query is not None:
         return jsonbody.convert_query(request.query(), route.query)
     if request.raw_query:
@@ -156,20 +156,20 @@ def _query(request: Request, route: Route) -> Any:
     return None
 
 
-async def _json(request: Request, route: Route) -> Any:
+async def _json(request: HttpRequest, route: Route) -> Any:
     body = await request.body(JSON_BYTES_MAX)
     if len(body) < LARGE_BYTES:
         return jsonbody.decode(body, route.decoder)
     return await asyncio.to_thread(jsonbody.decode, body, route.decoder)
 
 
-def _not_allowed(request: Request, routes: dict[str, Route]) -> Response:
+def _not_allowed(request: HttpRequest, routes: dict[str, Route]) -> Response:
     allowed = ", ".join(sorted(routes))
     problem = Problem("NotAllowed", f"{request.path} takes {allowed}, not {request.method}")
     return Response(_encode(problem), status=405, type=PROBLEM_TYPE, headers={"allow": allowed})
 
 
-def _wrong_type(request: Request, route: Route) -> Response:
+def _wrong_type(request: HttpRequest, route: Route) -> Response:
     taken = f"{JSON} or {ARROW}" if route.bulk is not None else JSON
     problem = Problem("WrongType", f"the body has to be {taken}, not {request.content_type or 'of no type'}")
     return Response(_encode(problem), status=415, type=PROBLEM_TYPE)

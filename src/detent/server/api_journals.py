@@ -23,11 +23,11 @@ from detent.server.limits import (
     check_count,
     page_of,
 )
-from detent.server.models import Input, JournalSettings, Number, given_settings
+from detent.server.models import JournalSettings, Number, RequestModel, given_settings
 from detent.server.models_journals import (
-    Appended,
-    Entry,
+    AppendedEntries,
     JournalDescription,
+    JournalEntry,
     JournalList,
     JournalMessage,
     JournalMessages,
@@ -39,14 +39,14 @@ from detent.server.models_journals import (
     describe_journal,
     journal_message,
 )
-from detent.server.route import ARROW, Call, Route, may_see
+from detent.server.route import ARROW, ApiCall, Route, may_see
 
 FIRST_HEADER: Final = "detent-first"
 NEXT_HEADER: Final = "detent-next"
 """Where an Arrow stream begins and ends: its rows are numbered without gaps, so they are not a column."""
 
 
-class ReadQuery(Input, kw_only=True, rename={"start": "from", "end": "to"}):
+class ReadQuery(RequestModel, kw_only=True, rename={"start": "from", "end": "to"}):
     """Which messages to read: [from, to), from the first one on unless told otherwise, at most `limit`. With `wait` a
     committed read waits so long for what is not there yet. An uncommitted read numbers stored rows by position."""
 
@@ -60,7 +60,7 @@ class ReadQuery(Input, kw_only=True, rename={"start": "from", "end": "to"}):
 # -- journals -------------------------------------------------------------------------------------------------------
 
 
-async def list_journals(call: Call[None, ListQuery]) -> JournalList:
+async def list_journals(call: ApiCall[None, ListQuery]) -> JournalList:
     """The journals that the caller has any right on, by name, with their extents and settings."""
     visible = [name for name in await call.store.journals(call.query.prefix) if may_see(call.caller, "journal", name)]
     page, following = page_of(visible, call.query)
@@ -68,7 +68,7 @@ async def list_journals(call: Call[None, ListQuery]) -> JournalList:
     return JournalList(journals=[_described(call, info) for info in found], next=following)
 
 
-def _described(call: Call[Any, Any], info: JournalInfo) -> JournalDescription:
+def _described(call: ApiCall[Any, Any], info: JournalInfo) -> JournalDescription:
     """A journal, with what the caller may read of it."""
     return describe_journal(info, with_registers=call.caller.may("consume", "journal", info.name))
 
@@ -83,7 +83,7 @@ def _infos(reader: JournalReader, names: Any) -> list[JournalInfo]:
     return found
 
 
-async def create_journal(call: Call[Any, None]) -> Response:
+async def create_journal(call: ApiCall[Any, None]) -> Response:
     """Create a journal: 201. One that exists is left as it is: 200 if the settings that were given are its own, else
     409; `PATCH` changes them. (The first append to a journal creates it as well.)"""
     given = given_settings(call.body)
@@ -100,7 +100,7 @@ async def create_journal(call: Call[Any, None]) -> Response:
     return Response.json(_described(call, info), 201 if done.new else 200)
 
 
-async def configure_journal(call: Call[Any, None]) -> JournalDescription:
+async def configure_journal(call: ApiCall[Any, None]) -> JournalDescription:
     """Change settings; what is not named stays."""
     given = given_settings(call.body)
     if not given:
@@ -110,18 +110,18 @@ async def configure_journal(call: Call[Any, None]) -> JournalDescription:
     return _described(call, await journal.info())
 
 
-async def show_journal(call: Call[None, None]) -> JournalDescription:
+async def show_journal(call: ApiCall[None, None]) -> JournalDescription:
     """Extent, settings and, for a caller that may `consume`, registers."""
     return _described(call, await call.store.journal(call.name).info())
 
 
-async def delete_journal(call: Call[None, None]) -> Response:
+async def delete_journal(call: ApiCall[None, None]) -> Response:
     """Delete the journal and all its messages."""
     await call.store.journal(call.name).delete()
     return Response(status=204)
 
 
-async def trim(call: Call[TrimRequest, None]) -> Trimmed:
+async def trim(call: ApiCall[TrimRequest, None]) -> Trimmed:
     """Forget the committed messages below an offset."""
     journal = call.store.journal(call.name)
     await journal.trim(call.body.before)
@@ -131,12 +131,12 @@ async def trim(call: Call[TrimRequest, None]) -> Trimmed:
 # -- registers ------------------------------------------------------------------------------------------------------
 
 
-async def show_registers(call: Call[None, None]) -> Registers:
+async def show_registers(call: ApiCall[None, None]) -> Registers:
     """The journal's registers; none for a journal that does not exist yet."""
     return Registers(registers=await call.store.journal(call.name).registers())
 
 
-async def set_registers(call: Call[RegistersRequest, None]) -> Registers:
+async def set_registers(call: ApiCall[RegistersRequest, None]) -> Registers:
     """Set registers (null removes one), if those named in `expect` are as expected (null: absent); else 409, and
     nothing is changed. Answers all registers, or to a caller that may not `consume` those that it has set."""
     journal = call.store.journal(call.name)
@@ -151,19 +151,19 @@ async def set_registers(call: Call[RegistersRequest, None]) -> Registers:
 # -- appending ------------------------------------------------------------------------------------------------------
 
 
-async def append(call: Call[Entry | list[Entry], None]) -> Appended:
+async def append(call: ApiCall[JournalEntry | list[JournalEntry], None]) -> AppendedEntries:
     """Append one message, or an array of them, all or none. When the answer comes they are committed, and survive a
     power cut. As an Arrow IPC stream: the column `body` and, if wanted, `key` and `headers` (a map of text to text),
     not compressed. Each append is a new message: what makes a repeated one harmless is a check in a transaction."""
     call.refuse_idempotency_key("an append")
-    entries = [call.body] if isinstance(call.body, Entry) else call.body
+    entries = [call.body] if isinstance(call.body, JournalEntry) else call.body
     check_count(len(entries), BATCH_MESSAGES_MAX, "messages")
     call.traced(len(entries))
     journal = call.store.journal(call.name)
     return appended(await journal.append_many([entry.parts() for entry in entries]))
 
 
-async def append_stream(call: Call[bytes, None]) -> Appended:
+async def append_stream(call: ApiCall[bytes, None]) -> AppendedEntries:
     """Append the rows of an Arrow IPC stream, all or none."""
     call.refuse_idempotency_key("an append")
     table = await asyncio.to_thread(arrow.read_table, call.body)
@@ -174,7 +174,7 @@ async def append_stream(call: Call[bytes, None]) -> Appended:
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-async def read(call: Call[None, ReadQuery]) -> Response:
+async def read(call: ApiCall[None, ReadQuery]) -> Response:
     """Messages in order. `to` has to be there: a read never gives fewer than asked for, but pages them by `limit`, and
     when they are large; `next` says where to go on. With `Accept: application/vnd.apache.arrow.stream` an Arrow stream
     of the whole range, whose headers Detent-First and Detent-Next say which."""
@@ -191,7 +191,7 @@ async def read(call: Call[None, ReadQuery]) -> Response:
     return await asyncio.to_thread(_page, call, start, stop)
 
 
-async def _wait(call: Call[None, ReadQuery]) -> None:
+async def _wait(call: ApiCall[None, ReadQuery]) -> None:
     """Wait for the last message that was asked for, or for the first one if it was not said how many."""
     query = call.query
     wait_ms = call.wait_ms(query.wait)
@@ -209,7 +209,7 @@ async def _wait(call: Call[None, ReadQuery]) -> None:
     await call.still_allowed()
 
 
-async def _range(call: Call[None, ReadQuery]) -> tuple[int, int]:
+async def _range(call: ApiCall[None, ReadQuery]) -> tuple[int, int]:
     """What to read, if it is there."""
     query, name = call.query, call.name
     info = await call.store.journal(name).info()
@@ -228,14 +228,14 @@ async def _range(call: Call[None, ReadQuery]) -> tuple[int, int]:
     return start, end
 
 
-def _page(call: Call[None, ReadQuery], start: int, stop: int) -> Response:
+def _page(call: ApiCall[None, ReadQuery], start: int, stop: int) -> Response:
     """A page, read and put into words in a thread: thousands of messages take their time."""
     found = _page_messages(call, start, stop)
     call.traced(len(found))
     return Response.json(JournalMessages(messages=found, next=start + len(found)))
 
 
-def _page_messages(call: Call[None, ReadQuery], start: int, stop: int) -> list[JournalMessage]:
+def _page_messages(call: ApiCall[None, ReadQuery], start: int, stop: int) -> list[JournalMessage]:
     committed = call.query.isolation == "committed"
     reader = call.store.reader
     batches = reader.committed(call.name, start, stop) if committed else reader.uncommitted(call.name, start, stop)
@@ -251,7 +251,7 @@ def _page_messages(call: Call[None, ReadQuery], start: int, stop: int) -> list[J
     return found
 
 
-async def _stream(call: Call[None, ReadQuery], start: int, stop: int) -> Response:
+async def _stream(call: ApiCall[None, ReadQuery], start: int, stop: int) -> Response:
     """An Arrow stream. Its first part is read before it is promised; if a later one fails, the connection ends without
     the end of the stream, so that no reader takes it for whole."""
     call.traced(stop - start)
@@ -266,7 +266,7 @@ async def _stream(call: Call[None, ReadQuery], start: int, stop: int) -> Respons
     return Response(body(), type=ARROW, headers={FIRST_HEADER: str(start), NEXT_HEADER: str(stop)})
 
 
-async def _batches(call: Call[None, ReadQuery], start: int, stop: int) -> AsyncIterator[Any]:
+async def _batches(call: ApiCall[None, ReadQuery], start: int, stop: int) -> AsyncIterator[Any]:
     """Record batches, for as long as the client takes them."""
     if start >= stop:
         return
@@ -296,8 +296,8 @@ ROUTES: Final = (
     Route("GET", JOURNAL, show_journal, "Show a journal", "any", JournalDescription),
     Route("DELETE", JOURNAL, delete_journal, "Delete a journal", "admin", None, status=204),
     Route(
-        "POST", f"{JOURNAL}/messages", append, "Append messages", "publish", Appended,
-        body=Entry | list[Entry], bulk=append_stream, errors=(),
+        "POST", f"{JOURNAL}/messages", append, "Append messages", "publish", AppendedEntries,
+        body=JournalEntry | list[JournalEntry], bulk=append_stream, errors=(),
     ),
     Route(
         "GET", f"{JOURNAL}/messages", read, "Read messages", "consume", JournalMessages, query=ReadQuery, arrow=True,

@@ -14,13 +14,13 @@ from msgspec import Meta
 from detent.errors import Conflict, DetentError, Invalid, NotFound
 from detent.queue import AsyncDelivery, FailedMessage, MessageInfo, Outgoing, Published, Receipt, calls
 from detent.queue import operations as ops
-from detent.queue.handle import PAYLOAD_BYTES
+from detent.queue.handle import BODY_BYTES
 from detent.queue.info import MessagePlace, failed_message, queue_info
 from detent.queue.message import ack_operations, extend_operation, fail_operation
-from detent.queue.peeking import PAYLOAD_BYTES_MAX, PEEKED_MAX
+from detent.queue.peeking import BODY_BYTES_MAX, PEEKED_MAX
 from detent.queue.unclaiming import undoing_deliveries
 from detent.remote import rights
-from detent.remote.contents import Room
+from detent.remote.contents import AnswerRoom
 from detent.server.access import Caller
 from detent.server.http import Response
 from detent.server.limits import (
@@ -38,18 +38,17 @@ from detent.server.limits import (
     page_of,
 )
 from detent.server.models import (
-    Input,
     NewQueue,
     QueueSettings,
+    RequestModel,
     duration_text,
     given_settings,
     time_text,
 )
-from detent.server.models_queued import QueuedList, queued_list
 from detent.server.models_queues import (
     Acknowledged,
     AckRequest,
-    ClaimedMessages,
+    ClaimedList,
     ClaimRequest,
     Extended,
     ExtendRequest,
@@ -58,10 +57,11 @@ from detent.server.models_queues import (
     FailureList,
     MessageDescription,
     OutgoingMessage,
-    PublishedMessages,
+    PublishedList,
     Purged,
     PurgeRequest,
     QueueDescription,
+    QueuedList,
     QueueList,
     Redriven,
     RedriveRequest,
@@ -71,22 +71,23 @@ from detent.server.models_queues import (
     describe_queue,
     failure,
     published_message,
+    queued_list,
 )
-from detent.server.route import Call, Route, may_everywhere, may_see
+from detent.server.route import ApiCall, Route, may_everywhere, may_see
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class FailedQuery(Input, kw_only=True):
+class FailedQuery(RequestModel, kw_only=True):
     """Which page of the failed messages: those after a message."""
 
     after: Annotated[int, Meta(ge=-1, le=(1 << 62) - 1)] = -1
     limit: Annotated[int, Meta(ge=1)] = FAILED_PAGE
 
 
-class PeekQuery(Input, kw_only=True):
+class PeekQuery(RequestModel, kw_only=True):
     """Which messages to show: of some states (separated by commas), that match a filter, of a priority, published
-    longer or less long ago; how many, how many bytes of each payload, and after which page."""
+    longer or less long ago; how many, how many bytes of each body, and after which page."""
 
     state: str = ""
     filter: str | None = None
@@ -94,14 +95,14 @@ class PeekQuery(Input, kw_only=True):
     older_than: str | None = None
     newer_than: str | None = None
     limit: Annotated[int, Meta(ge=1, le=PEEKED_MAX)] = PEEK_PAGE
-    payload_bytes: Annotated[int, Meta(ge=0, le=PAYLOAD_BYTES_MAX)] = PAYLOAD_BYTES
+    body_bytes: Annotated[int, Meta(ge=0, le=BODY_BYTES_MAX)] = BODY_BYTES
     cursor: str | None = None
 
 
 # -- queues ---------------------------------------------------------------------------------------------------------
 
 
-async def list_queues(call: Call[None, ListQuery]) -> QueueList:
+async def list_queues(call: ApiCall[None, ListQuery]) -> QueueList:
     """The queues that the caller has any right on, by name, with their settings and contents."""
     found = {info.name: info for info in await call.store.queues(call.query.prefix)}
     visible = [name for name in found if may_see(call.caller, "queue", name)]
@@ -117,7 +118,7 @@ def check_settings(caller: Caller, queue: str, given: Mapping[str, Any]) -> None
     rights.require_settings(caller, queue, given.get("filter"), target)
 
 
-async def create_queue(call: Call[Any, None]) -> Response:
+async def create_queue(call: ApiCall[Any, None]) -> Response:
     """Create a queue: 201. One that exists is left as it is: 200 if the settings that were given are its own, else
     409; `PATCH` changes them. A `filter` also needs the right `consume` on all queues."""
     named = given_settings(call.body)
@@ -134,12 +135,12 @@ async def create_queue(call: Call[Any, None]) -> Response:
     return Response.json(describe_queue(queue_info(found)), 201 if done.new else 200)
 
 
-async def _description(call: Call[Any, Any]) -> ops.QueueDescription:
+async def _description(call: ApiCall[Any, Any]) -> ops.QueueDescription:
     found: ops.QueueDescriptions = (await call.store.commit([ops.DescribeQueues(call.name)]))[0]
     return found.queues[0]
 
 
-async def configure_queue(call: Call[Any, None]) -> Any:
+async def configure_queue(call: ApiCall[Any, None]) -> Any:
     """Change settings; what is not named stays. A new filter applies to what the queue has not read yet; `paused` stops
     and resumes it. A `filter` also needs the right `consume` on all queues."""
     given = given_settings(call.body)
@@ -148,12 +149,12 @@ async def configure_queue(call: Call[Any, None]) -> Any:
     return describe_queue(queue_info(await _description(call)))
 
 
-async def show_queue(call: Call[None, None]) -> Any:
+async def show_queue(call: ApiCall[None, None]) -> Any:
     """Settings, contents, counters."""
     return describe_queue(queue_info(await _description(call)))
 
 
-async def delete_queue(call: Call[None, None]) -> Response:
+async def delete_queue(call: ApiCall[None, None]) -> Response:
     """Delete the queue and all that is in it. Its receipts are stale from now on."""
     await call.store.queue(call.name).delete()
     return Response(status=204)
@@ -162,7 +163,7 @@ async def delete_queue(call: Call[None, None]) -> Response:
 # -- publishing -----------------------------------------------------------------------------------------------------
 
 
-def _outgoing(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> list[Outgoing]:
+def _outgoing(call: ApiCall[OutgoingMessage | list[OutgoingMessage], None]) -> list[Outgoing]:
     """The messages of a request; an Idempotency-Key is the dedup key of one that has none."""
     key = call.idempotency_key()
     if isinstance(call.body, OutgoingMessage):
@@ -175,11 +176,11 @@ def _outgoing(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> list
     return [message.outgoing(key) for message in call.body]
 
 
-def _published(done: Iterable[Published]) -> PublishedMessages:
-    return PublishedMessages(messages=[published_message(one) for one in done])
+def _published(done: Iterable[Published]) -> PublishedList:
+    return PublishedList(messages=[published_message(one) for one in done])
 
 
-async def publish(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> PublishedMessages:
+async def publish(call: ApiCall[OutgoingMessage | list[OutgoingMessage], None]) -> PublishedList:
     """Publish one message, or an array of them, all or none, to this queue. When the answer comes they are durable and
     can be claimed. 400 if the queue's filter does not match the headers. The header `Idempotency-Key` is the dedup key
     of one message that has none."""
@@ -191,7 +192,7 @@ async def publish(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> 
     return _published(await queue.publish_many(messages))
 
 
-async def publish_anywhere(call: Call[OutgoingMessage | list[OutgoingMessage], None]) -> PublishedMessages:
+async def publish_anywhere(call: ApiCall[OutgoingMessage | list[OutgoingMessage], None]) -> PublishedList:
     """Publish one message, or an array of them, to every queue whose filter matches their headers. What matches none is
     kept until its retention ends, for queues that are created with `earliest`."""
     messages = _outgoing(call)
@@ -202,8 +203,8 @@ async def publish_anywhere(call: Call[OutgoingMessage | list[OutgoingMessage], N
 # -- claiming -------------------------------------------------------------------------------------------------------
 
 
-async def claim(call: Call[ClaimRequest, None]) -> Response:
-    """Claim up to `count` messages, most urgent first, then oldest first; fewer when their payloads are large. With
+async def claim(call: ApiCall[ClaimRequest, None]) -> Response:
+    """Claim up to `count` messages, most urgent first, then oldest first; fewer when their bodies are large. With
     `wait` an empty queue is waited for that long. Each message is the caller's until its lease ends: acknowledge it,
     fail it or extend the lease before that."""
     wanted = call.body
@@ -220,21 +221,21 @@ async def claim(call: Call[ClaimRequest, None]) -> Response:
                     found = await _claim(call)
     call.traced(len(found))
     if not found:
-        return Response.json(ClaimedMessages(messages=[]))
+        return Response.json(ClaimedList(messages=[]))
     call.service.numbers.note(found[0].receipt.queue, call.name)
     undo = partial(call.store.undo, undoing_deliveries(found))
     try:
         if sum(map(answer_bytes, found)) >= LARGE_BYTES:
             return Response(_in_parts(found), undo=undo)
-        return Response(_encode(ClaimedMessages(messages=list(map(claimed_message, found)))), undo=undo)
+        return Response(_encode(ClaimedList(messages=list(map(claimed_message, found)))), undo=undo)
     except BaseException:
         undo()
         raise
 
 
-async def _claim(call: Call[ClaimRequest, None]) -> list[AsyncDelivery]:
+async def _claim(call: ApiCall[ClaimRequest, None]) -> list[AsyncDelivery]:
     """Claim in steps, each a commit of its own, until there are enough, no more, or enough bytes. How many are claimed
-    at once goes by the payloads that this claim has met, and at first by those of the last one."""
+    at once goes by the bodies that this claim has met, and at first by those of the last one."""
     sizes = call.service.sizes
     largest, size = 0, 0
     found: list[AsyncDelivery] = []
@@ -252,7 +253,7 @@ async def _claim(call: Call[ClaimRequest, None]) -> list[AsyncDelivery]:
             raise
         found += came
         size += sum(map(answer_bytes, came))
-        largest = max([largest, *(len(message.payload) for message in came)])
+        largest = max([largest, *(len(message.body) for message in came)])
         if len(came) < step:
             break
     if found:
@@ -281,7 +282,7 @@ def _taken(found: list[AsyncDelivery]) -> Iterable[AsyncDelivery]:
         yield found.pop()
 
 
-async def _claim_step(call: Call[ClaimRequest, None], count: int) -> list[AsyncDelivery]:
+async def _claim_step(call: ApiCall[ClaimRequest, None], count: int) -> list[AsyncDelivery]:
     wanted = call.body
     consumer = wanted.consumer
     if consumer is None:
@@ -290,7 +291,7 @@ async def _claim_step(call: Call[ClaimRequest, None], count: int) -> list[AsyncD
     return await queue.claim(count, lease=wanted.lease, consumer=consumer)
 
 
-async def _receipts(call: Call[Any, None], texts: list[str]) -> list[Receipt]:
+async def _receipts(call: ApiCall[Any, None], texts: list[str]) -> list[Receipt]:
     """Receipts, each once, if they are of this queue."""
     check_count(len(texts), NAMED_MAX, "receipts")
     receipts = list(dict.fromkeys(map(Receipt.parse, texts)))
@@ -300,7 +301,7 @@ async def _receipts(call: Call[Any, None], texts: list[str]) -> list[Receipt]:
     return receipts
 
 
-async def ack(call: Call[AckRequest, None]) -> Acknowledged:
+async def ack(call: ApiCall[AckRequest, None]) -> Acknowledged:
     """Messages are done, all or none: one stale receipt refuses them all with 410, and nothing is changed."""
     receipts = await _receipts(call, call.body.receipts)
     call.traced(len(receipts))
@@ -308,7 +309,7 @@ async def ack(call: Call[AckRequest, None]) -> Acknowledged:
     return Acknowledged(acknowledged=list(map(str, receipts)))
 
 
-async def fail(call: Call[FailRequest, None]) -> FailedReceipts:
+async def fail(call: ApiCall[FailRequest, None]) -> FailedReceipts:
     """It did not work: the message is tried again after the queue's back-off, or after `delay`; or, with `final`,
     never."""
     (receipt,) = await _receipts(call, [call.body.receipt])
@@ -317,7 +318,7 @@ async def fail(call: Call[FailRequest, None]) -> FailedReceipts:
     return FailedReceipts(failed=[str(receipt)])
 
 
-async def extend(call: Call[ExtendRequest, None]) -> Extended:
+async def extend(call: ApiCall[ExtendRequest, None]) -> Extended:
     """Hold a message for longer: from now on for `lease`, or the queue's default."""
     (receipt,) = await _receipts(call, [call.body.receipt])
     done = await call.store.commit([extend_operation(receipt, call.body.lease)])
@@ -328,8 +329,8 @@ async def extend(call: Call[ExtendRequest, None]) -> Extended:
 # -- what failed ----------------------------------------------------------------------------------------------------
 
 
-async def list_failed(call: Call[None, FailedQuery]) -> Response:
-    """The failed messages, oldest first, with their reasons, attempts and payloads. A page ends early when its payloads
+async def list_failed(call: ApiCall[None, FailedQuery]) -> Response:
+    """The failed messages, oldest first, with their reasons, attempts and bodies. A page ends early when its bodies
     are large; `next` says where to go on."""
     check_count(call.query.limit, FAILED_MAX, "failed messages in an answer")
     asked = ops.ListFailed(call.name, call.query.after, call.query.limit)
@@ -337,22 +338,22 @@ async def list_failed(call: Call[None, FailedQuery]) -> Response:
     return await asyncio.to_thread(_failed_page, call, page)
 
 
-def _failed_page(call: Call[Any, Any], page: ops.FailedMessages) -> Response:
+def _failed_page(call: ApiCall[Any, Any], page: ops.FailedMessages) -> Response:
     """The page, read and put into words in a thread; as many of its messages as find room."""
     entries = page.messages
-    room = Room(ANSWER_BYTES_MAX)
+    room = AnswerRoom(ANSWER_BYTES_MAX)
     rows = call.store.messages.leading([one.message for one in entries], [one.record for one in entries], room.fits)
     found: list[FailedMessage] = []
-    for entry, (kind, payload, about) in zip(entries, rows, strict=False):
-        content = None if payload is None or about is None else (kind, payload, about)
+    for entry, (kind, body, about) in zip(entries, rows, strict=False):
+        content = None if body is None or about is None else (kind, body, about)
         found.append(failed_message(call.name, entry, content))
     more = page.more or len(found) < len(entries)
     return Response.json(FailureList(messages=list(map(failure, found)), next=found[-1].message if more else None))
 
 
-async def peek(call: Call[None, PeekQuery]) -> QueuedList:
+async def peek(call: ApiCall[None, PeekQuery]) -> QueuedList:
     """Look into the queue without claiming: nothing changes, and no attempt is counted. A page shows headers and the
-    first bytes of payloads; `cursor` says where the next one begins, and stays good while the queue changes. First come
+    first bytes of bodies; `cursor` says where the next one begins, and stays good while the queue changes. First come
     messages that are available, delayed, blocked, in flight or assigned, in the order in which they came; then failed
     ones, then done ones. Ages count from when a message was published."""
     query = call.query
@@ -363,13 +364,13 @@ async def peek(call: Call[None, PeekQuery]) -> QueuedList:
         priority=query.priority,
         older_than=query.older_than,
         newer_than=query.newer_than,
-        payload_bytes=query.payload_bytes,
+        body_bytes=query.body_bytes,
         cursor=query.cursor,
     )
     return queued_list(call.name, page)
 
 
-async def redrive(call: Call[RedriveRequest, None]) -> Redriven:
+async def redrive(call: ApiCall[RedriveRequest, None]) -> Redriven:
     """Try failed messages again, as if they had never been tried. In another queue, the caller needs the right to
     publish there too."""
     wanted = call.body
@@ -386,7 +387,7 @@ async def redrive(call: Call[RedriveRequest, None]) -> Redriven:
     return Redriven(queue=call.name, to=wanted.to or call.name, messages=done)
 
 
-async def purge(call: Call[PurgeRequest, None]) -> Purged:
+async def purge(call: ApiCall[PurgeRequest, None]) -> Purged:
     """Remove messages for good. What is in flight stays."""
     wanted = call.body
     if (wanted.messages is not None) == (wanted.available or wanted.failed):
@@ -402,7 +403,7 @@ async def purge(call: Call[PurgeRequest, None]) -> Purged:
 # -- one message ----------------------------------------------------------------------------------------------------
 
 
-async def show_message(call: Call[None, None]) -> MessageDescription | Response:
+async def show_message(call: ApiCall[None, None]) -> MessageDescription | Response:
     """A message, and where it is in each queue that the caller may consume."""
     number = _number(call.name)
     info: MessageInfo | None
@@ -415,7 +416,7 @@ async def show_message(call: Call[None, None]) -> MessageDescription | Response:
         raise NotFound(
             f"there is no message {number}: it is done, expired, was never published, or is in no queue of yours"
         )
-    if len(info.payload) >= LARGE_BYTES:
+    if len(info.body) >= LARGE_BYTES:
         return await asyncio.to_thread(_described, info, places)
     return describe_message(info, places)
 
@@ -442,10 +443,10 @@ ROUTES: Final = (
     Route("GET", QUEUE, show_queue, "Show a queue", "any", QueueDescription),
     Route("DELETE", QUEUE, delete_queue, "Delete a queue", "admin", None, status=204),
     Route(
-        "POST", f"{QUEUE}/messages", publish, "Publish messages to a queue", "publish", PublishedMessages,
+        "POST", f"{QUEUE}/messages", publish, "Publish messages to a queue", "publish", PublishedList,
         body=OutgoingMessage | list[OutgoingMessage],
     ),
-    Route("POST", f"{QUEUE}/claim", claim, "Claim messages", "consume", ClaimedMessages, body=ClaimRequest),
+    Route("POST", f"{QUEUE}/claim", claim, "Claim messages", "consume", ClaimedList, body=ClaimRequest),
     Route(
         "POST", f"{QUEUE}/ack", ack, "Acknowledge messages", "consume", Acknowledged,
         body=AckRequest, errors=(404, 410),
@@ -467,7 +468,7 @@ ROUTES: Final = (
     Route("POST", f"{QUEUE}/purge", purge, "Remove messages", "admin", Purged, body=PurgeRequest),
     Route(
         "POST", "/v1/messages", publish_anywhere, "Publish messages to whichever queues match", "publish",
-        PublishedMessages, body=OutgoingMessage | list[OutgoingMessage], errors=(),
+        PublishedList, body=OutgoingMessage | list[OutgoingMessage], errors=(),
     ),
     Route("GET", "/v1/messages/{message}", show_message, "Show a message", None, MessageDescription),
 )  # fmt: skip

@@ -17,19 +17,19 @@ from detent.queue.operations import check_name as check_queue
 from detent.server import tracing
 from detent.server.limits import NAMED_MAX, OPERATIONS_MAX, check_count
 from detent.server.models import (
+    AnswerModel,
     DurationText,
-    Input,
     Number,
-    Output,
+    RequestModel,
     TimeText,
     duration_text,
     time_text,
 )
-from detent.server.models_journals import Appended, Entry
+from detent.server.models_journals import AppendedEntries, JournalEntry
 from detent.server.models_queues import AckRequest, ExtendRequest, FailRequest, OutgoingMessage, PublishedMessage
-from detent.server.route import Call, Route, may_everywhere
+from detent.server.route import ApiCall, Route, may_everywhere
 
-AnyCall = Call[Any, Any]
+AnyCall = ApiCall[Any, Any]
 Built = list[Operation]
 
 
@@ -38,7 +38,7 @@ Built = list[Operation]
 # Each `build` sees that the caller may, and makes the library's operations; each `result` is what their results mean.
 
 
-class Publish(OutgoingMessage, tag_field="op", tag="publish", kw_only=True):
+class PublishOperation(OutgoingMessage, tag_field="op", tag="publish", kw_only=True):
     """Publish a message, to a queue by name or to all that match."""
 
     queue: str | None = None
@@ -51,12 +51,12 @@ class Publish(OutgoingMessage, tag_field="op", tag="publish", kw_only=True):
             call.caller.require("publish", "queue", self.queue)
         return [*queue_calls.publish([self.outgoing()], self.queue)]
 
-    def result(self, results: list[Any]) -> Output:
+    def result(self, results: list[Any]) -> AnswerModel:
         (done,) = queue_calls.published(results)
-        return Published(id=done.message, duplicate_of=done.duplicate_of)
+        return PublishDone(id=done.message, duplicate_of=done.duplicate_of)
 
 
-class Ack(AckRequest, tag_field="op", tag="ack"):
+class AckOperation(AckRequest, tag_field="op", tag="ack"):
     """Messages are done. One stale receipt refuses the whole transaction."""
 
     async def build(self, call: AnyCall) -> Built:
@@ -67,12 +67,12 @@ class Ack(AckRequest, tag_field="op", tag="ack"):
         await _require_consume(call, receipts)
         return ack_operations(receipts)
 
-    def result(self, results: list[Any]) -> Output:
+    def result(self, results: list[Any]) -> AnswerModel:
         del results
         return AckDone()
 
 
-class Fail(FailRequest, tag_field="op", tag="fail"):
+class FailOperation(FailRequest, tag_field="op", tag="fail"):
     """An attempt came to nothing."""
 
     async def build(self, call: AnyCall) -> Built:
@@ -80,12 +80,12 @@ class Fail(FailRequest, tag_field="op", tag="fail"):
         await _require_consume(call, [receipt])
         return [fail_operation(receipt, self.reason, self.delay, self.final)]
 
-    def result(self, results: list[Any]) -> Output:
+    def result(self, results: list[Any]) -> AnswerModel:
         del results
         return FailDone()
 
 
-class Extend(ExtendRequest, tag_field="op", tag="extend"):
+class ExtendOperation(ExtendRequest, tag_field="op", tag="extend"):
     """Hold a message for longer."""
 
     async def build(self, call: AnyCall) -> Built:
@@ -93,11 +93,11 @@ class Extend(ExtendRequest, tag_field="op", tag="extend"):
         await _require_consume(call, [receipt])
         return [extend_operation(receipt, self.lease)]
 
-    def result(self, results: list[Any]) -> Output:
+    def result(self, results: list[Any]) -> AnswerModel:
         return ExtendDone(lease=duration_text(results[0].length_ms), lease_until=time_text(results[0].lease_ms))
 
 
-class Append(Entry, tag_field="op", tag="append", kw_only=True):
+class AppendOperation(JournalEntry, tag_field="op", tag="append", kw_only=True):
     """Append a message to a journal."""
 
     journal: str
@@ -106,12 +106,12 @@ class Append(Entry, tag_field="op", tag="append", kw_only=True):
         _require_publish(call, self.journal)
         return [journal_calls.append(self.journal, *self.parts())]
 
-    def result(self, results: list[Any]) -> Output:
+    def result(self, results: list[Any]) -> AnswerModel:
         (done,) = results
         return AppendDone(position=done.position, count=done.count, offset=done.offset, committed=done.committed)
 
 
-class CheckRegisters(Input, tag_field="op", tag="check_registers", kw_only=True):
+class CheckRegistersOperation(RequestModel, tag_field="op", tag="check_registers", kw_only=True):
     """Refuse the whole transaction with 409 unless the registers are as expected (null: absent)."""
 
     journal: str
@@ -121,12 +121,12 @@ class CheckRegisters(Input, tag_field="op", tag="check_registers", kw_only=True)
         _require_publish(call, self.journal)
         return [journal_calls.check_registers(self.journal, self.expect)]
 
-    def result(self, results: list[Any]) -> Output:
+    def result(self, results: list[Any]) -> AnswerModel:
         del results
         return RegistersChecked()
 
 
-class SetRegisters(Input, tag_field="op", tag="set_registers", kw_only=True):
+class SetRegistersOperation(RequestModel, tag_field="op", tag="set_registers", kw_only=True):
     """Set registers (null removes one)."""
 
     journal: str
@@ -136,12 +136,12 @@ class SetRegisters(Input, tag_field="op", tag="set_registers", kw_only=True):
         _require_publish(call, self.journal)
         return [journal_calls.set_registers(self.journal, self.set)]
 
-    def result(self, results: list[Any]) -> Output:
+    def result(self, results: list[Any]) -> AnswerModel:
         del results
         return RegistersSet()
 
 
-class CheckNextOffset(Input, tag_field="op", tag="check_next_offset", kw_only=True):
+class CheckNextOffsetOperation(RequestModel, tag_field="op", tag="check_next_offset", kw_only=True):
     """Refuse the whole transaction with 409 unless the journal's next offset is this."""
 
     journal: str
@@ -151,12 +151,12 @@ class CheckNextOffset(Input, tag_field="op", tag="check_next_offset", kw_only=Tr
         _require_publish(call, self.journal)
         return [journal_calls.check_next_offset(self.journal, self.offset)]
 
-    def result(self, results: list[Any]) -> Output:
+    def result(self, results: list[Any]) -> AnswerModel:
         del results
         return NextOffsetChecked()
 
 
-class EnterLedger(Input, tag_field="op", tag="enter_ledger", kw_only=True):
+class EnterLedgerOperation(RequestModel, tag_field="op", tag="enter_ledger", kw_only=True):
     """Enter a batch of a query in a ledger. Refuses the whole transaction with 409 `AlreadyEntered` if it, or a higher
     one, was entered before; with 410 if the ledger is another query's, or a later run has replaced this one."""
 
@@ -171,55 +171,65 @@ class EnterLedger(Input, tag_field="op", tag="enter_ledger", kw_only=True):
         call.caller.require("publish", "ledger", self.ledger)
         return [operation]
 
-    def result(self, results: list[Any]) -> Output:
+    def result(self, results: list[Any]) -> AnswerModel:
         before: int = results[0].previous_batch
         return LedgerEntered(previous_batch=None if before < 0 else before)
 
 
-class Published(PublishedMessage, tag_field="op", tag="publish"):
+class PublishDone(PublishedMessage, tag_field="op", tag="publish"):
     """What became of a published message."""
 
 
-class AckDone(Output, tag_field="op", tag="ack"):
+class AckDone(AnswerModel, tag_field="op", tag="ack"):
     """Messages are done."""
 
 
-class FailDone(Output, tag_field="op", tag="fail"):
+class FailDone(AnswerModel, tag_field="op", tag="fail"):
     """An attempt came to nothing."""
 
 
-class ExtendDone(Output, tag_field="op", tag="extend"):
+class ExtendDone(AnswerModel, tag_field="op", tag="extend"):
     """How long the lease lasts now, and when it ends by the server's clock."""
 
     lease: DurationText
     lease_until: TimeText
 
 
-class AppendDone(Appended, tag_field="op", tag="append"):
+class AppendDone(AppendedEntries, tag_field="op", tag="append"):
     """Where an append went."""
 
 
-class RegistersChecked(Output, tag_field="op", tag="check_registers"):
+class RegistersChecked(AnswerModel, tag_field="op", tag="check_registers"):
     """The registers were as expected."""
 
 
-class RegistersSet(Output, tag_field="op", tag="set_registers"):
+class RegistersSet(AnswerModel, tag_field="op", tag="set_registers"):
     """The registers are set."""
 
 
-class NextOffsetChecked(Output, tag_field="op", tag="check_next_offset"):
+class NextOffsetChecked(AnswerModel, tag_field="op", tag="check_next_offset"):
     """The journal ended where it was expected to."""
 
 
-class LedgerEntered(Output, tag_field="op", tag="enter_ledger"):
+class LedgerEntered(AnswerModel, tag_field="op", tag="enter_ledger"):
     """The batch is entered; the highest one before it, null if there was none."""
 
     previous_batch: int | None
 
 
-Step = Publish | Ack | Fail | Extend | Append | CheckRegisters | SetRegisters | CheckNextOffset | EnterLedger
+Step = (
+    PublishOperation
+    | AckOperation
+    | FailOperation
+    | ExtendOperation
+    | AppendOperation
+    | CheckRegistersOperation
+    | SetRegistersOperation
+    | CheckNextOffsetOperation
+    | EnterLedgerOperation
+)
 StepResult = (
-    Published
+    PublishDone
     | AckDone
     | FailDone
     | ExtendDone
@@ -231,13 +241,13 @@ StepResult = (
 )
 
 
-class TransactionRequest(Input, kw_only=True):
+class TransactionRequest(RequestModel, kw_only=True):
     """Operations, in order; a check sees what those before it have done."""
 
     operations: list[Step]
 
 
-class TransactionResults(Output, kw_only=True):
+class TransactionResults(AnswerModel, kw_only=True):
     """What each operation answers, in order."""
 
     results: list[StepResult]
@@ -260,7 +270,7 @@ async def _require_consume(call: AnyCall, receipts: Iterable[Receipt]) -> None:
 # -- the route ------------------------------------------------------------------------------------------------------
 
 
-async def commit(call: Call[TransactionRequest, None]) -> TransactionResults:
+async def commit(call: ApiCall[TransactionRequest, None]) -> TransactionResults:
     """Apply operations together, or none of them: a failed check (409), a stale receipt (410) or a right that the
     caller does not have (403) refuses them all. Each needs its own right: `publish` on the queue, journal or ledger
     that it writes or checks, `consume` on the queue of a receipt (410 without it, as for a queue that is not there)."""

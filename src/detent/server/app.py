@@ -16,7 +16,7 @@ from detent.remote import rights, wire
 from detent.remote.handing import hand_over
 from detent.server import sigv4
 from detent.server.access import UNCHECKED, UNKNOWN, Caller
-from detent.server.http import JSON_BYTES_MAX, Receive, Request, Response, Scope, Send, WrongEncoding
+from detent.server.http import JSON_BYTES_MAX, HttpRequest, Receive, Response, Scope, Send, WrongEncoding
 from detent.server.keys import KeyRing, Unauthenticated
 from detent.server.tracing import Tracing
 
@@ -46,15 +46,15 @@ class Part(Protocol):
 
     name: str
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: HttpRequest) -> bool:
         """Whether this request is for this part; by method, path and headers alone."""
         ...
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         """Answer it. A `DetentError` becomes the answer that says so."""
         ...
 
-    def refuse(self, request: Request, error: DetentError) -> Response:
+    def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         """How this part says that something is wrong."""
         ...
 
@@ -71,7 +71,7 @@ class Counting(Protocol):
         ...
 
 
-class Application:
+class ServerApplication:
     """All parts behind one port, as ASGI. Without keys, any caller may do anything; then `hosts` says which values of
     the header `Host` a request may have."""
 
@@ -97,7 +97,7 @@ class Application:
         if scope["type"] != "http":
             return
         began = time.monotonic()
-        request = Request(scope, receive)
+        request = HttpRequest(scope, receive)
         part: Part | None = None
         response: Response | None = None
         try:
@@ -113,7 +113,7 @@ class Application:
             await response.send(send)
         self._note(request, part, response.status, began)
 
-    async def _traced(self, request: Request, part: Part | None) -> Response:
+    async def _traced(self, request: HttpRequest, part: Part | None) -> Response:
         if self._tracing is None:
             return await self._answer(request, part)
         with self._tracing.span(request) as end:
@@ -121,7 +121,7 @@ class Application:
             end(response.status)
         return response
 
-    async def _answer(self, request: Request, part: Part | None) -> Response:
+    async def _answer(self, request: HttpRequest, part: Part | None) -> Response:
         caller: Caller | None = None
         try:
             request.check()
@@ -134,7 +134,7 @@ class Application:
         except DetentError as error:
             return _refuse(request, part, rights.told(caller, error))
 
-    async def _caller(self, request: Request) -> Caller:
+    async def _caller(self, request: HttpRequest) -> Caller:
         """Who asks: by a bearer token, or by a signature over the whole request."""
         keys = self._keys
         if keys is None or request.path in self._public:
@@ -150,7 +150,7 @@ class Application:
             return _known(sigv4.verify, request, claim, body, keys)
         raise Unauthenticated("this server wants to know who asks: send a bearer token, or sign the request")
 
-    def _check_page(self, request: Request) -> None:
+    def _check_page(self, request: HttpRequest) -> None:
         """`Denied` to what a browser of this machine sends for another site's page, where no secret keeps it out: a
         page of another origin, or one that has made its own name lead to this machine."""
         if is_foreign(request):
@@ -165,7 +165,7 @@ class Application:
                 "ask for localhost or 127.0.0.1, or give it keys (`detent token create`, --keys)"
             )
 
-    def _note(self, request: Request, part: Part | None, status: int, began: float) -> None:
+    def _note(self, request: HttpRequest, part: Part | None, status: int, began: float) -> None:
         """One line for each request, and nothing of what it carried."""
         seconds = time.monotonic() - began
         if self._counting is not None:
@@ -185,7 +185,7 @@ class Application:
             )
 
 
-def is_foreign(request: Request) -> bool:
+def is_foreign(request: HttpRequest) -> bool:
     """Whether a browser says that another origin's page makes this request. Other clients say nothing of the kind."""
     headers = request.headers
     if headers.get("sec-fetch-site") in FOREIGN_SITES:
@@ -208,7 +208,7 @@ def _known(find: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         raise Unavailable("the server cannot tell now who asks; its log says why") from error
 
 
-def _refuse(request: Request, part: Part | None, error: DetentError) -> Response:
+def _refuse(request: HttpRequest, part: Part | None, error: DetentError) -> Response:
     return refusal(error) if part is None else part.refuse(request, error)
 
 

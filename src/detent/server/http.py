@@ -61,7 +61,7 @@ class WrongEncoding(Invalid):
     """The body of a request is coded in a way that nothing here takes off."""
 
 
-class Request:
+class HttpRequest:
     """One request. The body is read when it is asked for, so that a caller who is not allowed in sends it in vain."""
 
     __slots__ = (
@@ -227,5 +227,5 @@ async def _cut(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + SEND_BYTES]
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[HttpRequest], Awaitable[Response]]
 """A part of the server."""

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from detent.errors import LimitExceeded
 from detent.names import NAME_MAX
-from detent.server.models import Input
+from detent.server.models import RequestModel
 
 BATCH_MESSAGES_MAX: Final = 10_000
 """Messages in one request: they are taken apart one by one while others wait for the loop."""
@@ -38,17 +38,17 @@ READ_PAGE: Final = 100
 """Messages in one answer in JSON, at most and unless told otherwise; an Arrow stream has no such limit."""
 
 ANSWER_BYTES_MAX: Final = 16 << 20
-"""Bytes of payloads, and of dead letters' histories, after which a page or a claim ends, whatever its limit: the answer
+"""Bytes of bodies, and of dead letters' histories, after which a page or a claim ends, whatever its limit: the answer
 is in memory several times."""
 
 LARGE_BYTES: Final = 256 << 10
 """From this size on a body is taken apart, and an answer put together, in a thread: others are answered meanwhile."""
 
-LARGE_PAYLOAD_BYTES: Final = ANSWER_BYTES_MAX // CLAIM_STEP
-"""So many payloads of this size are one step's answer: of larger ones a step takes fewer."""
+LARGE_BODY_BYTES: Final = ANSWER_BYTES_MAX // CLAIM_STEP
+"""So many bodies of this size are one step's answer: of larger ones a step takes fewer."""
 
 SIZES_MAX: Final = 10_000
-"""Queues whose payload sizes are remembered: as many as a store may have."""
+"""Queues whose body sizes are remembered: as many as a store may have."""
 
 
 def check_count(count: int, limit: int, what: str) -> None:
@@ -58,18 +58,18 @@ def check_count(count: int, limit: int, what: str) -> None:
 
 
 class ClaimSizes:
-    """How large payloads a queue gave out last: the best guess at the next ones. Only large ones are remembered."""
+    """How large bodies a queue gave out last: the best guess at the next ones. Only large ones are remembered."""
 
     def __init__(self) -> None:
         self._largest: dict[str, int] = {}
 
     def largest(self, queue: str) -> int:
-        """The largest payload of the queue's last claim; 0 if it is not worth a thought."""
+        """The largest body of the queue's last claim; 0 if it is not worth a thought."""
         return self._largest.get(queue, 0)
 
     def note(self, queue: str, size: int) -> None:
-        """A claim gave out payloads of up to this size."""
-        if size <= LARGE_PAYLOAD_BYTES:
+        """A claim gave out bodies of up to this size."""
+        if size <= LARGE_BODY_BYTES:
             self._largest.pop(queue, None)
             return
         if len(self._largest) >= SIZES_MAX:
@@ -82,7 +82,7 @@ def claim_step(left: int, room: int, largest: int) -> int:
     return max(1, min(left, CLAIM_STEP, room // max(1, largest)))
 
 
-class ListQuery(Input, kw_only=True):
+class ListQuery(RequestModel, kw_only=True):
     """Which queues or journals to list: those whose names begin with `prefix`, in pages."""
 
     prefix: Annotated[str, Meta(max_length=NAME_MAX)] = ""

@@ -104,7 +104,7 @@ class Metrics:
         """All of it, as Prometheus reads it."""
         now = CollectorRegistry()
         now.register(StateCollector(state))
-        now.register(_Clock(self._time))
+        now.register(_SampleClock(self._time))
         page: bytes = generate_latest(self.registry) + generate_latest(now)
         return page
 
@@ -116,7 +116,7 @@ def _counter(name: str, text: str, registry: CollectorRegistry) -> Counter:
     return Counter(f"detent_{name}", text, registry=registry)
 
 
-class _Clock:
+class _SampleClock:
     """The owner's time and the wall clock, at one moment."""
 
     def __init__(self, time: OwnerTime) -> None:

@@ -39,25 +39,25 @@ Time = Annotated[datetime, Meta(tz=True)]
 TimeText = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
-class Input(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class RequestModel(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What a request carries. An unknown field is refused: it may be a setting with a slip of the pen."""
 
 
-class Output(msgspec.Struct, kw_only=True):
+class AnswerModel(msgspec.Struct, kw_only=True):
     """What an answer carries."""
 
 
 # -- bytes, durations and times -------------------------------------------------------------------------------------
 
 
-class Encoded(Input, kw_only=True):
+class Encoded(RequestModel, kw_only=True):
     """Bytes that are not given as text: in `base64`, or as any `json` value, which is stored as it stands."""
 
     base64: str | UnsetType = UNSET
     json: msgspec.Raw | UnsetType = UNSET
 
 
-class Binary(Output, kw_only=True):
+class Base64Text(AnswerModel, kw_only=True):
     """Bytes that are not UTF-8 text."""
 
     base64: str
@@ -78,12 +78,12 @@ def to_bytes(value: str | Encoded, what: str) -> bytes:
         raise Invalid(f"{what} is not base64: {error}") from error
 
 
-def to_text(value: bytes) -> str | Binary:
+def to_text(value: bytes) -> str | Base64Text:
     """Bytes as an answer has them: text if they are UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
-        return Binary(base64=base64.b64encode(value).decode())
+        return Base64Text(base64=base64.b64encode(value).decode())
 
 
 def duration_text(value: timedelta | int) -> str:
@@ -114,7 +114,7 @@ def _settings_type(name: str, names: Any, doc: str, extra: list[Any]) -> Any:
             kinds = [*(one for one in get_args(kind) if one not in {timedelta, float}), Seconds]
         members.append((setting, Union[(*kinds, UnsetType)], UNSET))
     return msgspec.defstruct(
-        name, members + extra, bases=(Input,), namespace={"__doc__": doc}, kw_only=True, module=__name__
+        name, members + extra, bases=(RequestModel,), namespace={"__doc__": doc}, kw_only=True, module=__name__
     )
 
 

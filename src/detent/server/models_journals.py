@@ -10,12 +10,12 @@ from msgspec import UNSET, UnsetType
 from detent.journal import JournalInfo, Message
 from detent.journal import operations as ops
 from detent.server.models import (
-    Binary,
+    AnswerModel,
+    Base64Text,
     DurationText,
     Encoded,
-    Input,
     Number,
-    Output,
+    RequestModel,
     TimeText,
     duration_text,
     time_text,
@@ -43,7 +43,7 @@ JournalDescription: Any = msgspec.defstruct(
         *((name, int) for name in _EXTENT),
         ("registers", dict[str, str] | None),
     ],
-    bases=(Output,),
+    bases=(AnswerModel,),
     namespace={
         "__doc__": "A journal: its extent, its settings and its registers, which are null for a caller that may not "
         "`consume`. `messages` are those that can be read: the offsets from `first_offset` up to, not including, "
@@ -70,14 +70,14 @@ def describe_journal(info: JournalInfo, *, with_registers: bool) -> Any:
     )
 
 
-class JournalList(Output, kw_only=True):
+class JournalList(AnswerModel, kw_only=True):
     """Journals by name; `next` is the name to go on `after`, if there are more."""
 
     journals: list[JournalDescription]
     next: str | None
 
 
-class Entry(Input, kw_only=True):
+class JournalEntry(RequestModel, kw_only=True):
     """A message to append."""
 
     body: str | Encoded
@@ -90,7 +90,7 @@ class Entry(Input, kw_only=True):
         return to_bytes(self.body, "a body"), key, self.headers or None
 
 
-class Appended(Output, kw_only=True):
+class AppendedEntries(AnswerModel, kw_only=True):
     """Where an append went: `offset` is the first of `committed` offsets, `position` the first of `count` stored
     rows."""
 
@@ -100,21 +100,21 @@ class Appended(Output, kw_only=True):
     committed: int
 
 
-def appended(done: ops.Appended) -> Appended:
+def appended(done: ops.Appended) -> AppendedEntries:
     """Where an append went, as an answer has it."""
-    return Appended(position=done.position, count=done.count, offset=done.offset, committed=done.committed)
+    return AppendedEntries(position=done.position, count=done.count, offset=done.offset, committed=done.committed)
 
 
-class JournalMessage(Output, kw_only=True):
+class JournalMessage(AnswerModel, kw_only=True):
     """A message of a journal. A committed read numbers them by `offset`; an uncommitted one by `position`, with
     `flags`."""
 
     offset: int | UnsetType = UNSET
     position: int | UnsetType = UNSET
     flags: int | UnsetType = UNSET
-    key: str | Binary | None
+    key: str | Base64Text | None
     headers: dict[str, str]
-    body: str | Binary
+    body: str | Base64Text
     id: str
     published_at: TimeText
 
@@ -134,33 +134,33 @@ def journal_message(message: Message) -> JournalMessage:
     )
 
 
-class JournalMessages(Output, kw_only=True):
+class JournalMessages(AnswerModel, kw_only=True):
     """Some messages. The next read begins at `next`, whether or not there is anything yet."""
 
     messages: list[JournalMessage]
     next: int
 
 
-class Registers(Output, kw_only=True):
+class Registers(AnswerModel, kw_only=True):
     """A journal's registers."""
 
     registers: dict[str, str]
 
 
-class RegistersRequest(Input, kw_only=True):
+class RegistersRequest(RequestModel, kw_only=True):
     """Registers to set (null removes one), if those named in `expect` are as expected (null: absent)."""
 
     set: dict[str, str | None]
     expect: dict[str, str | None] | None = None
 
 
-class TrimRequest(Input, kw_only=True):
+class TrimRequest(RequestModel, kw_only=True):
     """The first offset to keep."""
 
     before: Number
 
 
-class Trimmed(Output, kw_only=True):
+class Trimmed(AnswerModel, kw_only=True):
     """The journal now begins at `first_offset`."""
 
     journal: str

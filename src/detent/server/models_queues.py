@@ -18,20 +18,21 @@ from detent.queue import (
     MessagePlace,
     Outgoing,
     Published,
+    QueuedMessage,
     QueueInfo,
+    QueuePage,
 )
-from detent.queue import (
-    DeadLetter as DeadLetterInfo,
-)
+from detent.queue import DeadLetter as DeadLetterInfo
+from detent.queue.info import whole_characters
 from detent.server.models import (
-    Binary,
+    AnswerModel,
+    Base64Text,
     DurationText,
     Encoded,
     GivenDuration,
-    Input,
     Number,
-    Output,
     ReceiptText,
+    RequestModel,
     Time,
     TimeText,
     duration_text,
@@ -54,7 +55,7 @@ def _answer_kind(kind: Any) -> Any:
 QueueDescription: Any = msgspec.defstruct(
     "QueueDescription",
     [(field.name, _answer_kind(get_type_hints(QueueInfo)[field.name])) for field in fields(QueueInfo)],
-    bases=(Output,),
+    bases=(AnswerModel,),
     namespace={"__doc__": "A queue: its settings, what is in it now, and what it has counted since it was created."},
     kw_only=True,
     module=__name__,
@@ -72,18 +73,18 @@ def _answer_value(value: Any) -> Any:
     return time_text(value) if isinstance(value, datetime) else value
 
 
-class QueueList(Output, kw_only=True):
+class QueueList(AnswerModel, kw_only=True):
     """Queues by name; `next` is the name to go on `after`, if there are more."""
 
     queues: list[QueueDescription]
     next: str | None
 
 
-class OutgoingMessage(Input, kw_only=True):
-    """A message to publish: a `payload` or a `uri`. `delay` or `visible_at` say when it can be claimed, `retention` how
+class OutgoingMessage(RequestModel, kw_only=True):
+    """A message to publish: a `body` or a `uri`. `delay` or `visible_at` say when it can be claimed, `retention` how
     long it may stay at all ("0s": for ever), `dedup_key` what makes it the same message as another."""
 
-    payload: str | Encoded | None = None
+    body: str | Encoded | None = None
     uri: str | None = None
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     created: Time | None = None
@@ -94,10 +95,10 @@ class OutgoingMessage(Input, kw_only=True):
 
     def outgoing(self, dedup_key: str | None = None) -> Outgoing:
         """As the library takes it; with a dedup key, if it has none itself."""
-        if (self.payload is None) == (self.uri is None):
-            raise Invalid("a message has a payload or a uri, one of the two")
+        if (self.body is None) == (self.uri is None):
+            raise Invalid("a message has a body or a uri, one of the two")
         return Outgoing(
-            b"" if self.payload is None else to_bytes(self.payload, "a payload"),
+            b"" if self.body is None else to_bytes(self.body, "a body"),
             self.headers,
             uri=self.uri,
             created=self.created,
@@ -108,7 +109,7 @@ class OutgoingMessage(Input, kw_only=True):
         )
 
 
-class PublishedMessage(Output, kw_only=True):
+class PublishedMessage(AnswerModel, kw_only=True):
     """A message's number. A duplicate has the number of the first message with its dedup key, also in
     `duplicate_of`."""
 
@@ -116,7 +117,7 @@ class PublishedMessage(Output, kw_only=True):
     duplicate_of: int | None
 
 
-class PublishedMessages(Output, kw_only=True):
+class PublishedList(AnswerModel, kw_only=True):
     """What became of each message, in the order in which they were given."""
 
     messages: list[PublishedMessage]
@@ -127,7 +128,7 @@ def published_message(done: Published) -> PublishedMessage:
     return PublishedMessage(id=done.message, duplicate_of=done.duplicate_of)
 
 
-class ClaimRequest(Input, kw_only=True):
+class ClaimRequest(RequestModel, kw_only=True):
     """How many messages to claim at most, how long to wait for one, for how long to hold them, and who asks."""
 
     count: Annotated[int, Meta(ge=1)] = 1
@@ -136,8 +137,8 @@ class ClaimRequest(Input, kw_only=True):
     consumer: str | None = None
 
 
-class ClaimedMessage(Output, kw_only=True):
-    """A claimed message: its caller's for `lease`, which by the server's clock is until `lease_until`. It has a payload
+class ClaimedMessage(AnswerModel, kw_only=True):
+    """A claimed message: its caller's for `lease`, which by the server's clock is until `lease_until`. It has a body
     or a uri. `dead_letters` says which queues had given it up before, and `total_attempts` counts the claims there
     too."""
 
@@ -148,9 +149,9 @@ class ClaimedMessage(Output, kw_only=True):
     attempts: int
     total_attempts: int
     priority: int
-    dead_letters: list[DeadLetter]
+    dead_letters: list[DeadLetterDescription]
     headers: dict[str, str]
-    payload: str | Binary | UnsetType = UNSET
+    body: str | Base64Text | UnsetType = UNSET
     uri: str | UnsetType = UNSET
     created: TimeText
     received: TimeText
@@ -160,15 +161,15 @@ class ClaimedMessage(Output, kw_only=True):
     lease_until: TimeText
 
 
-class ClaimedMessages(Output, kw_only=True):
+class ClaimedList(AnswerModel, kw_only=True):
     """What was claimed: most urgent first, then oldest first. None, if there was nothing to claim."""
 
     messages: list[ClaimedMessage]
 
 
 def answer_bytes(message: AsyncDelivery) -> int:
-    """About what a claimed message takes in an answer: its payload, and why which queues gave it up."""
-    size = len(message.payload)
+    """About what a claimed message takes in an answer: its body, and why which queues gave it up."""
+    size = len(message.body)
     for move in message.dead_letters:
         size += len(move.reason) + sum(ATTEMPT_BYTES + len(one.consumer) + len(one.reason) for one in move.history)
     return size
@@ -187,7 +188,7 @@ def claimed_message(found: AsyncDelivery) -> ClaimedMessage:
         priority=found.priority,
         dead_letters=dead_letters(found.dead_letters),
         headers=found.headers,
-        payload=to_text(found.payload) if uri is None else UNSET,
+        body=to_text(found.body) if uri is None else UNSET,
         uri=UNSET if uri is None else uri,
         created=time_text(found.created),
         received=time_text(found.received),
@@ -198,19 +199,19 @@ def claimed_message(found: AsyncDelivery) -> ClaimedMessage:
     )
 
 
-class AckRequest(Input, kw_only=True):
+class AckRequest(RequestModel, kw_only=True):
     """The receipts of messages that are done."""
 
     receipts: list[ReceiptText]
 
 
-class Acknowledged(Output, kw_only=True):
+class Acknowledged(AnswerModel, kw_only=True):
     """The receipts of messages that are done."""
 
     acknowledged: list[str]
 
 
-class FailRequest(Input, kw_only=True):
+class FailRequest(RequestModel, kw_only=True):
     """An attempt came to nothing: why, and whether the message is tried again after the queue's back-off, after a
     `delay`, or, with `final`, never."""
 
@@ -220,20 +221,20 @@ class FailRequest(Input, kw_only=True):
     final: bool = False
 
 
-class FailedReceipts(Output, kw_only=True):
+class FailedReceipts(AnswerModel, kw_only=True):
     """The receipts of attempts that came to nothing."""
 
     failed: list[str]
 
 
-class ExtendRequest(Input, kw_only=True):
+class ExtendRequest(RequestModel, kw_only=True):
     """A message is held for `lease` from now on, or for the queue's default."""
 
     receipt: ReceiptText
     lease: GivenDuration | None = None
 
 
-class Extended(Output, kw_only=True):
+class Extended(AnswerModel, kw_only=True):
     """How long a lease lasts now, and when it ends by the server's clock."""
 
     receipt: str
@@ -241,7 +242,7 @@ class Extended(Output, kw_only=True):
     lease_until: TimeText
 
 
-class Attempt(Output, kw_only=True):
+class AttemptDescription(AnswerModel, kw_only=True):
     """One try that came to nothing. `outcome` is "failed", or "lease expired" if its consumer said nothing."""
 
     claimed: TimeText
@@ -251,10 +252,10 @@ class Attempt(Output, kw_only=True):
     reason: str
 
 
-def attempts(history: list[AttemptInfo]) -> list[Attempt]:
+def attempts(history: list[AttemptInfo]) -> list[AttemptDescription]:
     """Attempts as an answer has them."""
     return [
-        Attempt(
+        AttemptDescription(
             claimed=time_text(one.claimed),
             consumer=one.consumer,
             ended=time_text(one.ended),
@@ -265,7 +266,7 @@ def attempts(history: list[AttemptInfo]) -> list[Attempt]:
     ]
 
 
-class DeadLetter(Output, kw_only=True):
+class DeadLetterDescription(AnswerModel, kw_only=True):
     """A queue gave the message up. `number` counts its moves from 1 on; of the `attempts` in that queue, `history` has
     the first one and the newest ones."""
 
@@ -275,13 +276,13 @@ class DeadLetter(Output, kw_only=True):
     reason: str
     attempts: int
     delivery: int
-    history: list[Attempt]
+    history: list[AttemptDescription]
 
 
-def dead_letters(found: list[DeadLetterInfo]) -> list[DeadLetter]:
+def dead_letters(found: list[DeadLetterInfo]) -> list[DeadLetterDescription]:
     """Moves to dead letter queues as an answer has them, the first one first."""
     return [
-        DeadLetter(
+        DeadLetterDescription(
             number=one.number,
             queue=one.queue,
             moved=time_text(one.moved),
@@ -294,7 +295,7 @@ def dead_letters(found: list[DeadLetterInfo]) -> list[DeadLetter]:
     ]
 
 
-class Failure(Output, kw_only=True):
+class Failure(AnswerModel, kw_only=True):
     """A message that has failed: why, after which attempts, and what it was; and which queues had given it up
     before."""
 
@@ -304,10 +305,10 @@ class Failure(Output, kw_only=True):
     reason: str
     attempts: int
     priority: int
-    history: list[Attempt]
-    dead_letters: list[DeadLetter]
+    history: list[AttemptDescription]
+    dead_letters: list[DeadLetterDescription]
     headers: dict[str, str]
-    payload: str | Binary | UnsetType = UNSET
+    body: str | Base64Text | UnsetType = UNSET
     uri: str | UnsetType = UNSET
 
 
@@ -323,19 +324,19 @@ def failure(found: FailedMessage) -> Failure:
         history=attempts(found.history),
         dead_letters=dead_letters(found.dead_letters),
         headers=found.headers,
-        payload=to_text(found.payload) if found.uri is None else UNSET,
+        body=to_text(found.body) if found.uri is None else UNSET,
         uri=UNSET if found.uri is None else found.uri,
     )
 
 
-class FailureList(Output, kw_only=True):
+class FailureList(AnswerModel, kw_only=True):
     """Failed messages, oldest first; `next` is the message to go on `after`, if there are more."""
 
     messages: list[Failure]
     next: int | None
 
 
-class RedriveRequest(Input, kw_only=True):
+class RedriveRequest(RequestModel, kw_only=True):
     """Which failed messages are tried again: those named, those whose headers match a `filter`, or `all`; in this queue
     or in another one."""
 
@@ -345,7 +346,7 @@ class RedriveRequest(Input, kw_only=True):
     to: str | None = None
 
 
-class Redriven(Output, kw_only=True):
+class Redriven(AnswerModel, kw_only=True):
     """How many messages can be claimed again, and from where."""
 
     queue: str
@@ -353,7 +354,7 @@ class Redriven(Output, kw_only=True):
     messages: int
 
 
-class PurgeRequest(Input, kw_only=True):
+class PurgeRequest(RequestModel, kw_only=True):
     """What goes for good: what is `available` (or delayed), what `failed`, or the failed messages that are named."""
 
     available: bool = False
@@ -361,14 +362,14 @@ class PurgeRequest(Input, kw_only=True):
     messages: list[Number] | None = None
 
 
-class Purged(Output, kw_only=True):
+class Purged(AnswerModel, kw_only=True):
     """How many messages are gone."""
 
     queue: str
     messages: int
 
 
-class Place(Output, kw_only=True):
+class PlaceDescription(AnswerModel, kw_only=True):
     """Where a message is in one queue. `at` is when it becomes or became visible, when its lease ends, when it failed
     or was done."""
 
@@ -379,11 +380,11 @@ class Place(Output, kw_only=True):
     priority: int
     consumer: str
     reason: str
-    history: list[Attempt]
-    dead_letters: list[DeadLetter]
+    history: list[AttemptDescription]
+    dead_letters: list[DeadLetterDescription]
 
 
-class MessageDescription(Output, kw_only=True):
+class MessageDescription(AnswerModel, kw_only=True):
     """A message, and where it is in each queue that has it. One that is not `stored` any more has no content."""
 
     id: int
@@ -393,9 +394,9 @@ class MessageDescription(Output, kw_only=True):
     visible: TimeText | None
     retention: DurationText | None
     headers: dict[str, str] | UnsetType = UNSET
-    payload: str | Binary | UnsetType = UNSET
+    body: str | Base64Text | UnsetType = UNSET
     uri: str | UnsetType = UNSET
-    queues: list[Place]
+    queues: list[PlaceDescription]
 
 
 def describe_message(info: MessageInfo, places: list[MessagePlace]) -> MessageDescription:
@@ -409,10 +410,10 @@ def describe_message(info: MessageInfo, places: list[MessagePlace]) -> MessageDe
         visible=times[2],
         retention=duration_text(info.retention or 0) if info.stored else None,
         headers=info.headers if info.stored else UNSET,
-        payload=to_text(info.payload) if info.stored and info.uri is None else UNSET,
+        body=to_text(info.body) if info.stored and info.uri is None else UNSET,
         uri=info.uri if info.uri is not None else UNSET,
         queues=[
-            Place(
+            PlaceDescription(
                 queue=place.queue,
                 state=place.state,
                 at=time_text(place.at),
@@ -425,4 +426,65 @@ def describe_message(info: MessageInfo, places: list[MessagePlace]) -> MessageDe
             )
             for place in places
         ],
+    )
+
+
+class Queued(AnswerModel, kw_only=True):
+    """A message in a queue, as a look into it shows it. `body` has the first bytes of `size`; it is text where these
+    are UTF-8. Without a `size` the body was not read, or is gone. Of a done message only its number, its attempts
+    and the time are known."""
+
+    id: int
+    state: str
+    at: TimeText
+    attempts: int
+    total_attempts: int
+    priority: int
+    consumer: str
+    delivery: int
+    reason: str
+    created: TimeText | None
+    received: TimeText | None
+    expires: TimeText | None
+    headers: dict[str, str]
+    size: int | None
+    body: str | Base64Text | UnsetType = UNSET
+    uri: str | UnsetType = UNSET
+    dead_letter: DeadLetterDescription | None
+
+
+class QueuedList(AnswerModel, kw_only=True):
+    """Messages of a queue. `cursor` is where the next page begins, if there is one; a page before the last one may be
+    empty."""
+
+    queue: str
+    messages: list[Queued]
+    cursor: str | None
+
+
+def queued_list(queue: str, page: QueuePage) -> QueuedList:
+    """A page as an answer has it."""
+    return QueuedList(queue=queue, messages=list(map(_queued, page.messages)), cursor=page.cursor)
+
+
+def _queued(one: QueuedMessage) -> Queued:
+    times = [None if time is None else time_text(time) for time in (one.created, one.received, one.expires)]
+    return Queued(
+        id=one.message,
+        state=one.state,
+        at=time_text(one.at),
+        attempts=one.attempts,
+        total_attempts=one.total_attempts,
+        priority=one.priority,
+        consumer=one.consumer,
+        delivery=one.delivery,
+        reason=one.reason,
+        created=times[0],
+        received=times[1],
+        expires=times[2],
+        headers=one.headers,
+        size=one.size,
+        body=UNSET if one.uri is not None or one.size is None else to_text(whole_characters(one)),
+        uri=UNSET if one.uri is None else one.uri,
+        dead_letter=dead_letters([one.dead_letter])[0] if one.dead_letter else None,
     )

@@ -9,7 +9,7 @@ from detent.remote import wire
 from detent.remote.app import is_native
 from detent.server.access import Caller
 from detent.server.app import problem, refusal
-from detent.server.http import Request, Response
+from detent.server.http import HttpRequest, Response
 from detent.server.tracing import ERROR_TYPE, note
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class NativePart:
     def __init__(self, store: AsyncStore) -> None:
         self._app = store.owner_app()
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: HttpRequest) -> bool:
         """Whether this request is for this part."""
         return is_native(request.path)
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         """Answer it. Transactions come under their own type, which no page of a browser can send without asking."""
         if request.path == TRANSACTIONS and request.method == "POST" and request.content_type != wire.TRANSACTION_TYPE:
             return problem(415, "WrongType", f"transactions are sent as {wire.TRANSACTION_TYPE}")
@@ -41,7 +41,7 @@ class NativePart:
         """Answer everybody who waits, and who asks again at once."""
         self._app.end_waits()
 
-    def refuse(self, request: Request, error: DetentError) -> Response:
+    def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         """How the client library is told what is wrong."""
         note(request, ERROR_TYPE, type(error).__name__)
         return refusal(error)

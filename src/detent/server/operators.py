@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from detent.errors import Denied, DetentError, Unavailable
 from detent.server.access import Caller
 from detent.server.app import refusal
-from detent.server.http import Request, Response
+from detent.server.http import HttpRequest, Response
 from detent.server.metrics import Metrics
 from detent.server.metrics_state import look
 
@@ -40,11 +40,11 @@ class Operators:
         self.draining = False
         self._looking = asyncio.Lock()  # one page at a time: who asks more often waits
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: HttpRequest) -> bool:
         """By its path."""
         return request.path in {HEALTH, READY, METRICS}
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         """Answer one page."""
         if request.method not in {"GET", "HEAD"}:
             return Response.json({"error": "Invalid", "message": f"{request.path} is read with GET"}, 405)
@@ -74,7 +74,7 @@ class Operators:
         """From now on the server is not ready."""
         self.draining = True
 
-    def refuse(self, request: Request, error: DetentError) -> Response:
+    def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         """In Detent's own form."""
         del request
         return refusal(error)

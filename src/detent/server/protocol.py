@@ -58,7 +58,7 @@ class Door:
         self.refused = 0
         self._logged = -LOG_S
 
-    def sweep(self, connections: Iterable[Connection]) -> None:
+    def sweep(self, connections: Iterable[HttpConnection]) -> None:
         """Look at every connection; the server's runner calls this every `SWEEP_S`."""
         for connection in list(connections):
             connection.look()
@@ -68,7 +68,7 @@ class Door:
             self.refused, self._logged = 0, now
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection. Its waits are counted in sweeps, so that requests pay nothing for them."""
 
     def __init__(

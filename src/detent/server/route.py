@@ -1,4 +1,4 @@
-"""A route of the HTTP API: what is asked, who may ask it, what travels; and one call of it."""
+"""A route of the HTTP API: what is asked, who may ask it, what travels; one call of it; and long polls."""
 
 from __future__ import annotations
 
@@ -14,14 +14,67 @@ from detent.durations import milliseconds
 from detent.errors import Denied, Invalid, LimitExceeded
 from detent.server import tracing
 from detent.server.access import RIGHTS, Caller, Kind, Right
-from detent.server.http import Request, Response
+from detent.server.http import HttpRequest, Response
 from detent.server.limits import ClaimSizes
-from detent.server.models import Output
+from detent.server.models import AnswerModel
 from detent.server.receipts import QueueNumbers
-from detent.server.waiting import Poll
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
+
+
+import time
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Self
+
+
+class Poll:
+    """One answer that waits: until its time is over, its client has gone, or the server closes.
+
+    >>> async with Poll(request, closing, wait_ms) as poll:
+    ...     while not found and poll.left_ms:
+    ...         await poll.race(queue.wait("5s"))
+    """
+
+    def __init__(self, request: HttpRequest, closing: asyncio.Event, wait_ms: int) -> None:
+        self._request = request
+        self._closing = closing
+        self._deadline = time.monotonic() + wait_ms / 1000
+        self._ends: list[asyncio.Task[Any]] = []
+
+    async def __aenter__(self) -> Self:
+        self._ends = [asyncio.create_task(self._request.disconnected()), asyncio.create_task(self._closing.wait())]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for end in self._ends:
+            end.cancel()
+        await asyncio.wait(self._ends)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the client has gone, or this server stops before it can answer."""
+        return any(end.done() for end in self._ends)
+
+    @property
+    def left_ms(self) -> int:
+        """How long there still is to wait."""
+        return 0 if self.abandoned else max(0, int((self._deadline - time.monotonic()) * 1000))
+
+    async def race(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Let something wait that registers a waiter somewhere; it has taken it back when this returns."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task, *self._ends], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
+
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 
@@ -44,12 +97,12 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[Body, Query]):
+class ApiCall(Generic[Body, Query]):
     """One request whose route is found and whose caller may ask it: the name in its path, its body and its query."""
 
     service: Service
     route: Route
-    request: Request
+    request: HttpRequest
     caller: Caller
     name: str
     body: Body
@@ -94,8 +147,8 @@ class Call(Generic[Body, Query]):
             raise Invalid(f"{what} takes no Idempotency-Key: check and set a register in the same transaction instead")
 
 
-Answer = Output | Response
-Handler = Callable[[Call[Any, Any]], Awaitable[Answer]]
+Answer = AnswerModel | Response
+Handler = Callable[[ApiCall[Any, Any]], Awaitable[Answer]]
 
 Need = Right | Literal["any"] | None
 """The right that a route needs on what its path names, or on the whole store if it names nothing; "any" is any of them,

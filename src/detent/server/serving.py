@@ -28,12 +28,12 @@ from detent.errors import Invalid, Unavailable
 from detent.remote import LocalOwner
 from detent.remote.dispatch import caller_on
 from detent.server.api import Api
-from detent.server.app import Application, Part
+from detent.server.app import Part, ServerApplication
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
 from detent.server.native import NativePart
 from detent.server.operators import PUBLIC, Operators
-from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Connection, Door
+from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Door, HttpConnection
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
 from detent.store import open_async
@@ -164,7 +164,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def application(serving: Serving) -> AsyncIterator[tuple[Application, list[Part]]]:
+async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication, list[Part]]]:
     """The store, opened by this process as its owner, and the application over it with its parts: all that answers
     requests, in the order in which they are asked whether one is their own."""
     async with open_async(serving.url, force=serving.force) as store:
@@ -185,7 +185,7 @@ async def application(serving: Serving) -> AsyncIterator[tuple[Application, list
             NativePart(store),
             SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
         ]
-        app = Application(
+        app = ServerApplication(
             parts, keys=serving.keys, public=PUBLIC, hosts=hosts, counting=metrics, tracing=find_tracing()
         )
         try:
@@ -268,7 +268,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
         loop, context = asyncio.get_running_loop(), self.config.ssl
-        connect = functools.partial(Connection, self.config, self.server_state, {}, door=self._door)
+        connect = functools.partial(HttpConnection, self.config, self.server_state, {}, door=self._door)
         handshake_s = None if context is None else HEAD_WAIT_S
         self.servers = [
             await loop.create_server(
@@ -282,11 +282,11 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Look at the connections now and then; True ends the server."""
         if counter % round(SWEEP_S / TICK_S) == 0:
-            self._door.sweep(cast(set[Connection], self.server_state.connections))
+            self._door.sweep(cast(set[HttpConnection], self.server_state.connections))
         return await super().on_tick(counter)
 
 
-def _config(app: Application, serving: Serving) -> uvicorn.Config:
+def _config(app: ServerApplication, serving: Serving) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         log_config=None,

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from detent.server.access import Caller
-from detent.server.http import Request
+from detent.server.http import HttpRequest
 from detent.server.keys import KeyRing, Unauthenticated
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
@@ -32,7 +32,7 @@ _AUTHORIZATION: Final = re.compile(
 _SPACES: Final = re.compile(r" +")
 
 
-class Claim(NamedTuple):
+class SignatureClaim(NamedTuple):
     """What the header `Authorization` says."""
 
     key: str
@@ -48,17 +48,17 @@ class Claim(NamedTuple):
         return f"{self.date}/{self.region}/{self.service}/aws4_request"
 
 
-def is_signed(request: Request) -> bool:
+def is_signed(request: HttpRequest) -> bool:
     """Whether the request carries a signature of this kind."""
     return request.headers.get("authorization", "").startswith(ALGORITHM)
 
 
-def caller_of(request: Request, body: bytes, ring: KeyRing, now: datetime) -> Caller:
+def caller_of(request: HttpRequest, body: bytes, ring: KeyRing, now: datetime) -> Caller:
     """Who has signed a request; `Unauthenticated` unless the server knows the signer."""
     return verify(request, claim_of(request, ring, now), body, ring)
 
 
-def claim_of(request: Request, ring: KeyRing, now: datetime) -> Claim:
+def claim_of(request: HttpRequest, ring: KeyRing, now: datetime) -> SignatureClaim:
     """What a request claims, as far as that can be true: of a key that is known, of this time, over headers that are
     there. It takes no body, so a stranger's is not read; whether the signature is right, `verify` says."""
     claim = _claim(request)
@@ -72,7 +72,7 @@ def claim_of(request: Request, ring: KeyRing, now: datetime) -> Claim:
     return claim
 
 
-def verify(request: Request, claim: Claim, body: bytes, ring: KeyRing) -> Caller:
+def verify(request: HttpRequest, claim: SignatureClaim, body: bytes, ring: KeyRing) -> Caller:
     """Who has signed a request with this body. The key is looked up once more: while the body came, it may have been
     revoked."""
     key = ring.find(claim.key)
@@ -84,12 +84,12 @@ def verify(request: Request, claim: Claim, body: bytes, ring: KeyRing) -> Caller
     return ring.caller(key)
 
 
-def _claim(request: Request) -> Claim:
+def _claim(request: HttpRequest) -> SignatureClaim:
     found = _AUTHORIZATION.fullmatch(request.headers.get("authorization", ""))
     if found is None:
         raise Unauthenticated("the header Authorization is not a signature of AWS Signature Version 4")
     key, date, region, service, signed, given = found.groups()
-    claim = Claim(key, date, region, service, signed.split(";"), given)
+    claim = SignatureClaim(key, date, region, service, signed.split(";"), given)
     if service != SERVICE:
         raise Unauthenticated(f"the request is signed for {service}, not for {SERVICE}")
     # Whatever says what is asked must be signed: else a read that was overheard could be sent again as a deletion.
@@ -99,14 +99,14 @@ def _claim(request: Request) -> Claim:
     return claim
 
 
-def _time(request: Request) -> datetime:
+def _time(request: HttpRequest) -> datetime:
     try:
         return datetime.strptime(request.headers.get("x-amz-date", ""), "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError as error:
         raise Unauthenticated("the header x-amz-date is missing or no time") from error
 
 
-def canonical(request: Request, signed: list[str], body: bytes) -> str:
+def canonical(request: HttpRequest, signed: list[str], body: bytes) -> str:
     """The request as it is signed: all that could change its meaning, in one form."""
     headers = "".join(f"{name}:{_SPACES.sub(' ', request.headers[name].strip())}\n" for name in signed)
     path = quote(request.raw_path.decode("latin-1") or "/", safe="/~")
@@ -122,7 +122,7 @@ def _query(raw: bytes) -> str:
     return "&".join(sorted(f"{name}={value}" for name, _, value in pairs))
 
 
-def signature(secret: str, claim: Claim, time: datetime, canonical_request: str) -> str:
+def signature(secret: str, claim: SignatureClaim, time: datetime, canonical_request: str) -> str:
     """The signature that a holder of the secret would give."""
     digest = hashlib.sha256(canonical_request.encode("latin-1")).hexdigest()
     text = "\n".join((ALGORITHM, time.strftime("%Y%m%dT%H%M%SZ"), claim.scope, digest))

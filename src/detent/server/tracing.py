@@ -15,7 +15,7 @@ from detent.errors import Invalid
 from detent.journal import operations as journals
 from detent.queue import operations as queues
 from detent.remote.asgi import REQUESTS
-from detent.server.http import Request
+from detent.server.http import HttpRequest
 
 SYSTEM: Final = "detent"
 
@@ -82,12 +82,12 @@ def find_tracing() -> Tracing | None:
     return Tracing(trace.get_tracer("detent.server"), propagate.extract, trace.SpanKind.SERVER)
 
 
-def note(request: Request, attribute: str, value: str | int) -> None:
+def note(request: HttpRequest, attribute: str, value: str | int) -> None:
     """Something that a part knows of a request, for its span."""
     request.scope.setdefault(NOTES, {})[attribute] = value
 
 
-def note_operations(request: Request, operations: Sequence[Operation]) -> None:
+def note_operations(request: HttpRequest, operations: Sequence[Operation]) -> None:
     """What a transaction does: it settles if it settles anything, and sends or receives if that is all."""
     types = {_TYPES[verb] for verb in map(_VERBS.get, map(type, operations)) if verb is not None}
     for kind in ("settle", "send", "receive"):
@@ -109,7 +109,7 @@ class Tracing:
         self._kind = kind
 
     @contextmanager
-    def span(self, request: Request) -> Iterator[Callable[[int], None]]:
+    def span(self, request: HttpRequest) -> Iterator[Callable[[int], None]]:
         """The span of a request; tell it the status at the end."""
         context = self._extract(request.headers)
         with self._tracer.start_as_current_span(request.method, context, self._kind) as span:
@@ -120,7 +120,7 @@ class Tracing:
                 raise
 
 
-def _describe(span: Any, request: Request, status: int) -> None:
+def _describe(span: Any, request: HttpRequest, status: int) -> None:
     notes: dict[str, str | int] = {}
     operation, destination = request.operation, request.destination
     if not operation:
@@ -147,7 +147,7 @@ def _describe(span: Any, request: Request, status: int) -> None:
         span.set_attribute(BATCH_COUNT, notes[BATCH_COUNT])
 
 
-def _native(request: Request) -> tuple[str, str]:
+def _native(request: HttpRequest) -> tuple[str, str]:
     """The verb of a request of Detent's own clients, and the queue or journal, if it names one."""
     verb = _NATIVE.get((request.method, request.path), "")
     if verb == "commit":
@@ -161,7 +161,7 @@ def _native(request: Request) -> tuple[str, str]:
     return verb, fields.get("queue") or fields.get("journal") or ""
 
 
-def _transactions(request: Request) -> tuple[str, str]:
+def _transactions(request: HttpRequest) -> tuple[str, str]:
     """Transactions that all do one thing have its verb; those that do it to one queue or journal have its name."""
     requests = request.scope.get(REQUESTS, ())
     operations = [operation for one in requests for operation in getattr(one, "operations", ())]
@@ -181,7 +181,7 @@ def _destination(operation: Any) -> str:
 def _count(operation: Any) -> int | None:
     """How many messages an operation is about, if it says so itself."""
     if isinstance(operation, queues.Publish):
-        return len(operation.payloads)
+        return len(operation.bodies)
     if isinstance(operation, queues.Ack | queues.Fail | queues.Extend):
         return len(operation.messages)
     return len(operation.bodies) if isinstance(operation, journals.Append) else None

@@ -8,8 +8,7 @@ Here are the records and the rules. `detent.consumer` runs what is built on them
     operations.py  the operations themselves, and what each answers
     machine.py     the state machine in the owner
     leasing.py     the rules, pure: which shard gets a journal, which member may take a shard
-    rows.py        consumers and shards in memory, and how a refused change is undone
-    reports.py     what is not written down: which members are alive, how far each shard says it is
+    memory.py      consumers and shards in memory; which members are alive, how far each shard says it is
     reading.py     reading a shard's state from any view of the store
     verify.py      the consumers' part of `store verify`
 """

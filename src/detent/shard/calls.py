@@ -14,13 +14,13 @@ from detent.engine import Operation
 from detent.errors import Denied, Invalid, NotFound, Unavailable
 from detent.runtime.backoff import Backoff, Failures
 from detent.shard import operations as ops
-from detent.shard.reports import furthest
+from detent.shard.memory import furthest
 
 LOOK: Final = Backoff(0.002, 0.05, factor=1.5)
-"""How often somebody who waits for a consumer looks: soon at first, for most are done soon, and then less often."""
+"""How often a caller that waits for a consumer looks: soon at first, for most are done soon, and then less often."""
 
 
-class JournalPlace(Protocol):
+class JournalBounds(Protocol):
     """Which journal has a name, and where it begins and ends."""
 
     @property
@@ -33,10 +33,10 @@ class JournalPlace(Protocol):
     def next_offset(self) -> int: ...
 
 
-class JournalPlaces(Protocol):
+class KnowsJournals(Protocol):
     """Says where journals are."""
 
-    def whereabouts(self, name: str) -> JournalPlace | None: ...
+    def whereabouts(self, name: str) -> JournalBounds | None: ...
 
 
 def describe(name: str) -> Operation:
@@ -77,7 +77,7 @@ def scan(name: str, shard: int, prefix: str, after: str) -> Operation:
     return operation
 
 
-def lag(found: ops.ConsumerDescription, reader: JournalPlaces) -> dict[int, dict[str, int]]:
+def lag(found: ops.ConsumerDescription, reader: KnowsJournals) -> dict[int, dict[str, int]]:
     """How many committed messages each shard has still to process, of each journal that it reads. Messages that are
     gone are not among them. A journal that the shard has never reported counts from its first message on, or from where
     it was reset to; and so does one that was deleted and made anew since."""
@@ -101,7 +101,7 @@ class Reads(Protocol):
     def numbers(self) -> Mapping[str, int]: ...
 
 
-def behind(shard: Reads, journal: str, found: JournalPlace | None) -> int:
+def behind(shard: Reads, journal: str, found: JournalBounds | None) -> int:
     """How many messages of a journal a shard has still to process. One that was never written has none."""
     if found is None:
         return 0
@@ -114,14 +114,14 @@ def place_of(shard: Reads, journal: str) -> int | None:
     return shard.processed.get(journal, shard.resets.get(journal))
 
 
-def is_other(shard: Reads, journal: str, found: JournalPlace | None) -> bool:
+def is_other(shard: Reads, journal: str, found: JournalBounds | None) -> bool:
     """Whether the journal that a shard has read was deleted, whether or not there is another one of that name now. Its
     offsets say nothing then."""
     known = shard.numbers.get(journal)
     return known is not None and (found is None or found.number != known)
 
 
-def require_same(found: ops.ConsumerDescription, journal: str, reader: JournalPlaces) -> None:
+def require_same(found: ops.ConsumerDescription, journal: str, reader: KnowsJournals) -> None:
     """`NotFound` if a shard has processed another journal of that name, whose offsets are not those of this one."""
     if not any(journal in shard.numbers for shard in found.shards_of(journal)):
         return
@@ -129,7 +129,7 @@ def require_same(found: ops.ConsumerDescription, journal: str, reader: JournalPl
         _refuse_other(found, journal, reader.whereabouts(journal))
 
 
-def _refuse_other(found: ops.ConsumerDescription, journal: str, place: JournalPlace | None) -> None:
+def _refuse_other(found: ops.ConsumerDescription, journal: str, place: JournalBounds | None) -> None:
     if any(is_other(shard, journal, place) for shard in found.shards_of(journal)):
         raise NotFound(
             f"the journal {journal!r} that the consumer {found.name!r} has read was deleted, and what has its name now "
@@ -144,7 +144,7 @@ class Awaiting:
         ops.check_consumer(name)
         names.check_name(journal, "journal")
         if type(offset) is not int or not 0 <= offset < ops.OFFSET_MAX:
-            raise Invalid(f"{offset!r} is no offset of {journal!r}: offsets are numbered from 0 on")
+            raise Invalid(f"{offset!r} is not an offset of {journal!r}: offsets are numbered from 0 on")
         self._name = name
         self._journal = journal
         self._offset = offset

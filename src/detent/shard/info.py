@@ -21,7 +21,7 @@ class MemberInfo:
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """A shard of a consumer. `holder` is the member that works on it, for `lease` more if it says nothing; empty if
-    nobody does.
+    none does.
 
     `processed` is the offset after the last message that is done, of each journal that the shard has reported, and
     `published` the same of journals that it has written. `generation` counts resets; `resets` are the offsets from

@@ -9,11 +9,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
-from detent.codec.shard import BY_KEY, FENCE_STEP, Consumer, Reset, Shard
+from detent.codec.shard import BY_KEY, FENCE_STEP, ConsumerRow, Reset, ShardRow
 from detent.errors import Conflict
 
 
-def placed(consumer: Consumer, journals: Iterable[str]) -> Consumer:
+def placed(consumer: ConsumerRow, journals: Iterable[str]) -> ConsumerRow:
     """The consumer with these journals too. Each new one goes to the shard that has the fewest, the lowest of them;
     those that are there stay where they are, so that their progress does."""
     new = [journal for journal in dict.fromkeys(journals) if journal not in consumer.sources]
@@ -34,7 +34,7 @@ def placed(consumer: Consumer, journals: Iterable[str]) -> Consumer:
     return consumer._replace(sources=sources)
 
 
-def check_same(name: str, consumer: Consumer, shards: int, partition: str) -> None:
+def check_same(name: str, consumer: ConsumerRow, shards: int, partition: str) -> None:
     """`Conflict` if the consumer is divided otherwise: its journals and keys would be in other shards than their
     progress."""
     if shards != consumer.shards:
@@ -49,17 +49,17 @@ def check_same(name: str, consumer: Consumer, shards: int, partition: str) -> No
         )
 
 
-def new_shard(number: int, now_ms: int) -> Shard:
-    """A shard that nobody has opened."""
-    return Shard(number, number * FENCE_STEP, "", 0, 0, {}, now_ms)
+def new_shard(number: int, now_ms: int) -> ShardRow:
+    """A shard that was never opened."""
+    return ShardRow(number, number * FENCE_STEP, "", 0, 0, {}, now_ms)
 
 
-def living_holder(shard: Shard, lease_end_ms: int, now_ms: int) -> str:
-    """Who holds a shard now; empty if nobody does, or not any more."""
+def living_holder(shard: ShardRow, lease_end_ms: int, now_ms: int) -> str:
+    """Which member holds a shard now; empty if none does, or not any more."""
     return shard.holder if lease_end_ms > now_ms else ""
 
 
-def leased(shard: Shard, member: str, ttl_ms: int, lease_end_ms: int, now_ms: int) -> Shard:
+def leased(shard: ShardRow, member: str, ttl_ms: int, lease_end_ms: int, now_ms: int) -> ShardRow:
     """The shard in the hands of a member; the same one if it is there already. `Conflict` while another holds it."""
     holder = living_holder(shard, lease_end_ms, now_ms)
     if holder not in {"", member}:
@@ -72,24 +72,24 @@ def leased(shard: Shard, member: str, ttl_ms: int, lease_end_ms: int, now_ms: in
     return shard._replace(holder=member, ttl_ms=ttl_ms, updated_ms=now_ms)
 
 
-def released(shard: Shard, now_ms: int) -> Shard:
-    """The shard in nobody's hands."""
+def released(shard: ShardRow, now_ms: int) -> ShardRow:
+    """The shard without a holder."""
     return shard._replace(holder="", ttl_ms=0, updated_ms=now_ms)
 
 
-def opened(shard: Shard, now_ms: int) -> Shard:
-    """The shard with a fence that nobody has had."""
+def opened(shard: ShardRow, now_ms: int) -> ShardRow:
+    """The shard with a fence that no process has had."""
     return shard._replace(fence=shard.fence + 1, updated_ms=now_ms)
 
 
-def reset(shard: Shard, offsets: Mapping[str, int], now_ms: int) -> Shard:
+def reset(shard: ShardRow, offsets: Mapping[str, int], now_ms: int) -> ShardRow:
     """The shard in its next generation. Earlier resets of other journals stay: a checkpoint may be from before them."""
     generation = shard.generation + 1
     new = {journal: Reset(offset, generation) for journal, offset in offsets.items()}
     return shard._replace(generation=generation, resets={**shard.resets, **new}, updated_ms=now_ms)
 
 
-def resets_since(shard: Shard, generation: int) -> dict[str, int]:
-    """Where journals are to be read from by somebody whose progress is of this generation. What it has seen already
+def resets_since(shard: ShardRow, generation: int) -> dict[str, int]:
+    """Where journals are to be read from by a process whose progress is of this generation. What it has seen already
     must not be done again: it has read on since."""
     return {journal: reset.offset for journal, reset in sorted(shard.resets.items()) if reset.generation > generation}

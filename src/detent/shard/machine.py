@@ -15,14 +15,13 @@ from typing import Any, Final
 
 from detent.codec import shard as records
 from detent.codec.keys import u32
-from detent.codec.shard import BY_KEY, Consumer, Progress, Shard
-from detent.engine import Context, Done, Operation, Result
+from detent.codec.shard import BY_KEY, ConsumerRow, ProgressRow, ShardRow
+from detent.engine import ApplyContext, Done, Operation, Result
 from detent.errors import Conflict, Fenced, LimitExceeded, NotFound
 from detent.kv import Batch, Reader, View
 from detent.shard import leasing, reading
 from detent.shard import operations as ops
-from detent.shard.reports import Presence, Reports
-from detent.shard.rows import StateRows, set_undoably
+from detent.shard.memory import Presence, Reports, StateRows, set_undoably
 
 STEP_RECORDS: Final = 1_000
 """Records of a deleted shard that one step of housekeeping removes: a few milliseconds."""
@@ -67,7 +66,7 @@ class ShardMachine:
         self._rows = StateRows()
         self._reports = Reports()
         self._first_ms: int | None = None
-        self.handlers: dict[type[Operation], Callable[[Any, Context], Result]] = {
+        self.handlers: dict[type[Operation], Callable[[Any, ApplyContext], Result]] = {
             ops.RegisterConsumer: self._register,
             ops.Heartbeat: self._heartbeat,
             ops.LeaseShard: self._lease,
@@ -108,7 +107,7 @@ class ShardMachine:
         self._rows.flush(batch)
 
     def committed(self) -> None:
-        """Nobody waits here: members ask again and again."""
+        """Nothing waits here: members ask again and again."""
 
     def due(self, now_ms: int) -> Iterable[Operation]:
         """What deleted consumers have left."""
@@ -116,7 +115,7 @@ class ShardMachine:
         return [ops.ReapShard(number) for number in islice(self._rows.doomed, STEP_SHARDS)]
 
     def next_due_ms(self, now_ms: int) -> int | None:
-        """A tick a second is enough: leases that are over are seen by whoever asks."""
+        """A tick a second is enough: leases that are over are seen when one is asked for."""
         del now_ms
         return None
 
@@ -126,11 +125,11 @@ class ShardMachine:
 
     # -- consumers ----------------------------------------------------------------------------------------------
 
-    def _register(self, op: ops.RegisterConsumer, context: Context) -> Result:
+    def _register(self, op: ops.RegisterConsumer, context: ApplyContext) -> Result:
         ops.check_register(op)
         known = self._rows.get(op.consumer)
         if known is None:
-            consumer = Consumer(context.now_ms, op.shards, op.partition, False, {})
+            consumer = ConsumerRow(context.now_ms, op.shards, op.partition, False, {})
         else:
             leasing.check_same(op.consumer, known, op.shards, op.partition)
             consumer = known
@@ -147,7 +146,7 @@ class ShardMachine:
         sources = dict(sorted(consumer.sources.items()))
         return ops.ConsumerPlan(consumer.shards, consumer.partition, sources, consumer.paused)
 
-    def _check_room(self, consumer: Consumer, *, new: bool) -> None:
+    def _check_room(self, consumer: ConsumerRow, *, new: bool) -> None:
         if len(consumer.sources) > ops.JOURNALS_PER_CONSUMER_MAX:
             raise LimitExceeded(f"a consumer reads at most {ops.JOURNALS_PER_CONSUMER_MAX} journals")
         if consumer.partition == BY_KEY and consumer.shards * len(consumer.sources) > ops.KEYED_POSITIONS_MAX:
@@ -158,14 +157,14 @@ class ShardMachine:
         if not new:
             return
         if len(self._rows) >= ops.CONSUMERS_MAX:
-            raise LimitExceeded(f"there are {ops.CONSUMERS_MAX} consumers already: delete those that nobody uses")
+            raise LimitExceeded(f"there are {ops.CONSUMERS_MAX} consumers already: delete those that are not used")
         if self._rows.shard_count + consumer.shards > ops.STORE_SHARDS_MAX:
             raise LimitExceeded(
                 f"a store has at most {ops.STORE_SHARDS_MAX} shards, and {self._rows.shard_count} are there: delete "
-                "consumers that nobody uses"
+                "consumers that are not used"
             )
 
-    def _pause(self, op: ops.PauseConsumer, context: Context) -> Result:
+    def _pause(self, op: ops.PauseConsumer, context: ApplyContext) -> Result:
         consumer = self._consumer(op.consumer)
         if consumer.paused == bool(op.paused):
             context.idle += 1
@@ -173,7 +172,7 @@ class ShardMachine:
             self._rows.set_consumer(op.consumer, consumer._replace(paused=bool(op.paused)), context)
         return Done()
 
-    def _reset(self, op: ops.ResetShards, context: Context) -> Result:
+    def _reset(self, op: ops.ResetShards, context: ApplyContext) -> Result:
         ops.check_reset(op)
         consumer = self._consumer(op.consumer)
         self._check_sources(op.consumer, consumer, op.offsets)
@@ -186,7 +185,7 @@ class ShardMachine:
                 self._reports.note_reset(shard.number, shard.fence, context)
         return Done()
 
-    def _delete(self, op: ops.DeleteConsumer, context: Context) -> Result:
+    def _delete(self, op: ops.DeleteConsumer, context: ApplyContext) -> Result:
         self._consumer(op.consumer)
         shards = self._rows.shards(op.consumer)
         for index, shard in enumerate(shards):
@@ -200,7 +199,7 @@ class ShardMachine:
         self._rows.delete(op.consumer, context)
         return Done()
 
-    def _consumer(self, name: str) -> Consumer:
+    def _consumer(self, name: str) -> ConsumerRow:
         """A consumer that exists."""
         ops.check_consumer(name)
         consumer = self._rows.get(name)
@@ -208,7 +207,7 @@ class ShardMachine:
             raise NotFound(f"there is no consumer {name!r}")
         return consumer
 
-    def _shard(self, name: str, index: int) -> Shard:
+    def _shard(self, name: str, index: int) -> ShardRow:
         """A shard that exists."""
         ops.check_index(index)
         consumer = self._consumer(name)
@@ -217,14 +216,14 @@ class ShardMachine:
         return self._rows.shards(name)[index]
 
     @staticmethod
-    def _check_sources(name: str, consumer: Consumer, journals: Iterable[str]) -> None:
+    def _check_sources(name: str, consumer: ConsumerRow, journals: Iterable[str]) -> None:
         for journal in journals:
             if journal not in consumer.sources:
                 raise NotFound(f"the consumer {name!r} does not read the journal {journal!r}")
 
     # -- members and leases -------------------------------------------------------------------------------------
 
-    def _heartbeat(self, op: ops.Heartbeat, context: Context) -> Result:
+    def _heartbeat(self, op: ops.Heartbeat, context: ApplyContext) -> Result:
         context.idle += 1
         ops.check_member(op.member, op.ttl_ms, op.info)
         consumer = self._consumer(op.consumer)
@@ -235,7 +234,7 @@ class ShardMachine:
                 self._reports.set_lease_end(shard.number, end_ms, context)
         return self._description(op.consumer, consumer, context.now_ms)
 
-    def _lease(self, op: ops.LeaseShard, context: Context) -> Result:
+    def _lease(self, op: ops.LeaseShard, context: ApplyContext) -> Result:
         ops.check_member(op.member, op.ttl_ms)
         shard, now_ms = self._shard(op.consumer, op.shard), context.now_ms
         leased = leasing.leased(shard, op.member, op.ttl_ms, self._lease_end_ms(shard, now_ms), now_ms)
@@ -246,7 +245,7 @@ class ShardMachine:
             self._rows.set_shard(op.consumer, op.shard, leased, context)
         return ops.Leased(shard.generation)
 
-    def _release(self, op: ops.ReleaseShards, context: Context) -> Result:
+    def _release(self, op: ops.ReleaseShards, context: ApplyContext) -> Result:
         ops.check_member(op.member)
         consumer = self._consumer(op.consumer)
         ops.check_indexes(op.shards)
@@ -263,9 +262,9 @@ class ShardMachine:
             context.idle += 1
         return Done()
 
-    def _lease_end_ms(self, shard: Shard, now_ms: int) -> int:
+    def _lease_end_ms(self, shard: ShardRow, now_ms: int) -> int:
         """When a lease ends. One that was found in the store has all its time again, from the first time that this
-        machine was told: what had passed of it nobody knows, and its holder may be alive."""
+        machine was told: what had passed of it is not known, and its holder may be alive."""
         self._note_time(now_ms)
         known = self._reports.lease_end_ms(shard.number)
         assert self._first_ms is not None
@@ -277,22 +276,22 @@ class ShardMachine:
 
     # -- what a shard commits -----------------------------------------------------------------------------------
 
-    def _open(self, op: ops.OpenShard, context: Context) -> Result:
+    def _open(self, op: ops.OpenShard, context: ApplyContext) -> Result:
         shard = leasing.opened(self._shard(op.consumer, op.shard), context.now_ms)
         self._rows.set_shard(op.consumer, op.shard, shard, context)
         return self._opened(shard, 0)
 
-    def _find(self, op: ops.FindShard, context: Context) -> Result:
+    def _find(self, op: ops.FindShard, context: ApplyContext) -> Result:
         context.idle += 1
         return self._opened(self._shard(op.consumer, op.shard), op.since)
 
-    def _opened(self, shard: Shard, since: int) -> Result:
+    def _opened(self, shard: ShardRow, since: int) -> Result:
         with self._view() as view:
             checkpoint = reading.read_checkpoint(view, shard.number)
         resets = leasing.resets_since(shard, since)
         return ops.ShardOpened(shard.number, shard.fence, checkpoint, shard.generation, resets)
 
-    def _commit(self, op: ops.CommitShard, context: Context) -> Result:
+    def _commit(self, op: ops.CommitShard, context: ApplyContext) -> Result:
         shard = self._shard(op.consumer, op.shard)
         ops.check_commit(op)
         if op.fence != shard.fence:
@@ -311,7 +310,7 @@ class ShardMachine:
             self._reports.note_progress(number, op.processed, {}, context)
         return Done()
 
-    def _read_state(self, op: ops.ReadShardState, context: Context) -> Result:
+    def _read_state(self, op: ops.ReadShardState, context: ApplyContext) -> Result:
         context.idle += 1
         ops.check_read(op)
         number = self._shard(op.consumer, op.shard).number
@@ -326,7 +325,7 @@ class ShardMachine:
                     break
         return ops.StateValues(values)
 
-    def _scan_state(self, op: ops.ScanShardState, context: Context) -> Result:
+    def _scan_state(self, op: ops.ScanShardState, context: ApplyContext) -> Result:
         context.idle += 1
         ops.check_scan(op)
         number = self._shard(op.consumer, op.shard).number
@@ -342,7 +341,7 @@ class ShardMachine:
 
     # -- reports ------------------------------------------------------------------------------------------------
 
-    def _report(self, op: ops.ReportShard, context: Context) -> Result:
+    def _report(self, op: ops.ReportShard, context: ApplyContext) -> Result:
         ops.check_report(op)
         shard, kept = self._shard(op.consumer, op.shard), False
         self._check_sources(op.consumer, self._consumer(op.consumer), [*op.processed, *op.numbers])
@@ -355,16 +354,16 @@ class ShardMachine:
             context.idle += 1
         return Done()
 
-    def _keep(self, name: str, index: int, context: Context) -> bool:
+    def _keep(self, name: str, index: int, context: ApplyContext) -> bool:
         """Write down how far a shard is, by all that was reported. False if that is written already."""
         consumer, shard = self._consumer(name), self._shard(name, index)
         report = self._reports.report(shard.number)
         processed = {journal: offset for journal, offset in report.processed.items() if consumer.reads(index, journal)}
         numbers = {journal: number for journal, number in report.numbers.items() if consumer.reads(index, journal)}
-        progress = Progress(processed, dict(report.published), shard.generation, numbers)
+        progress = ProgressRow(processed, dict(report.published), shard.generation, numbers)
         return self._rows.keep_progress(shard.number, progress, context)
 
-    def _describe(self, op: ops.DescribeConsumers, context: Context) -> Result:
+    def _describe(self, op: ops.DescribeConsumers, context: ApplyContext) -> Result:
         context.idle += 1
         if op.name:
             found = self._description(op.name, self._consumer(op.name), context.now_ms)
@@ -379,7 +378,7 @@ class ShardMachine:
             size += ops.description_bytes(listed[-1])
         return ops.ConsumerDescriptions(listed, False)
 
-    def _description(self, name: str, consumer: Consumer, now_ms: int) -> ops.ConsumerDescription:
+    def _description(self, name: str, consumer: ConsumerRow, now_ms: int) -> ops.ConsumerDescription:
         members = self._reports.members(name, now_ms)
         return ops.ConsumerDescription(
             name=name,
@@ -392,7 +391,7 @@ class ShardMachine:
             states=[self._shard_description(*item, now_ms) for item in enumerate(self._rows.shards(name))],
         )
 
-    def _shard_description(self, index: int, shard: Shard, now_ms: int) -> ops.ShardDescription:
+    def _shard_description(self, index: int, shard: ShardRow, now_ms: int) -> ops.ShardDescription:
         end_ms = self._lease_end_ms(shard, now_ms)
         holder = leasing.living_holder(shard, end_ms, now_ms)
         report = self._reports.report(shard.number)
@@ -413,7 +412,7 @@ class ShardMachine:
 
     # -- deleted shards -----------------------------------------------------------------------------------------
 
-    def _reap(self, op: ops.ReapShard, context: Context) -> Result:
+    def _reap(self, op: ops.ReapShard, context: ApplyContext) -> Result:
         """Remove some of what a shard has left; with the last of it, the note that it is doomed."""
         start, end = records.STATE.range(u32(op.number))
         with self._view() as view:

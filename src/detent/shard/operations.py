@@ -36,10 +36,10 @@ MEMBER_BYTES_MAX: Final = 128
 INFO_BYTES_MAX: Final = 1_024
 STATUS_BYTES_MAX: Final = 64
 ERROR_CHARACTERS_MAX: Final = 2_048
-"""What is kept of an error's text: enough to know it again. The rest is in the log of whoever had it."""
+"""What is kept of an error's text: enough to know it again. The rest is in the log of the process that had it."""
 
 TTL_MS_MAX: Final = 24 * 3_600_000
-"""The longest lease: nobody else can take the shard of a dead member before it ends."""
+"""The longest lease: no other member can take the shard of a dead one before it ends."""
 
 STATE_KEY_BYTES_MAX: Final = 400
 """A key and what stands before it fit into the kv's key limit."""
@@ -49,7 +49,7 @@ CHECKPOINT_BYTES_MAX: Final = 16 << 20
 """About 300,000 producers of raw sources, or 200,000 journals: a checkpoint is written with every transaction."""
 
 CHANGES_MAX: Final = 100_000
-"""Entries of state that one commit changes: it is applied whole while everybody else waits."""
+"""Entries of state that one commit changes: it is applied whole while all other callers wait."""
 
 COMMIT_BYTES_MAX: Final = 64 << 20
 """Checkpoint, keys and values of one commit: as much as an append has."""
@@ -58,7 +58,7 @@ KEYS_MAX: Final = 10_000
 """Entries of state that are asked for at once."""
 
 PAGE_MAX: Final = 1_000
-"""Consumers or entries in one answer; everybody else waits while it is made."""
+"""Consumers or entries in one answer; all other callers wait while it is made."""
 
 PAGE_BYTES: Final = 4 << 20
 """An answer ends when it has about so many bytes."""
@@ -79,7 +79,7 @@ class RegisterConsumer(Operation, frozen=True, tag=True, array_like=True):
     """A consumer with so many shards reads these journals. Answers `ConsumerPlan`: which shard reads which.
 
     Makes the consumer, or adds the journals that it does not read yet to the shards that have the fewest. A journal
-    stays with its shard for ever, also when it is not named any more: somebody would have to move its progress.
+    stays with its shard for ever, also when it is not named any more: its progress would have to be moved.
     `Conflict` if the consumer is divided otherwise.
     """
 
@@ -123,16 +123,16 @@ class ReleaseShards(Operation, frozen=True, tag=True, array_like=True):
 
 
 class OpenShard(Operation, frozen=True, tag=True, array_like=True):
-    """Raise the fence of a shard, and then answer what it has committed (`ShardOpened`): whoever opened it earlier
-    commits nothing any more."""
+    """Raise the fence of a shard, and then answer what it has committed (`ShardOpened`): a process that opened it
+    earlier commits nothing any more."""
 
     consumer: str
     shard: Index
 
 
 class FindShard(Operation, frozen=True, tag=True, array_like=True):
-    """What a shard has committed (`ShardOpened`), and the resets after the generation `since`. Changes nothing: whoever
-    has it open goes on."""
+    """What a shard has committed (`ShardOpened`), and the resets after the generation `since`. Changes nothing: the
+    process that has it open goes on."""
 
     consumer: str
     shard: Index
@@ -234,7 +234,7 @@ class DescribeConsumers(Operation, frozen=True, tag=True, array_like=True):
 
 
 class DeleteConsumer(Operation, frozen=True, tag=True, array_like=True):
-    """Forget a consumer, its progress and its state. `Conflict` while somebody holds a shard of it, unless forced."""
+    """Forget a consumer, its progress and its state. `Conflict` while a member holds a shard of it, unless forced."""
 
     consumer: str
     force: bool = False
@@ -301,7 +301,7 @@ class MemberDescription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardDescription(msgspec.Struct, frozen=True, array_like=True):
-    """One shard, as its owner sees it. `holder` is empty if nobody holds it or the lease is over, `lease_ms` what is
+    """One shard, as its owner sees it. `holder` is empty if no member holds it or the lease is over, `lease_ms` what is
     left of the lease."""
 
     index: int
@@ -373,9 +373,11 @@ def check_register(op: RegisterConsumer) -> None:
 
 
 def check_member(member: str, ttl_ms: Any = 1, info: Any = "") -> None:
-    """Refuse what is no member, or no time that it could live without a word."""
+    """Refuse what cannot be a member, or a time that it may live without a word."""
     if not names.is_text(member, MEMBER_BYTES_MAX) or not member:
-        raise Invalid(f"{member!r} is no member: use 1 to {MEMBER_BYTES_MAX} bytes of text without control characters")
+        raise Invalid(
+            f"{member!r} is not a member: use 1 to {MEMBER_BYTES_MAX} bytes of text without control characters"
+        )
     if type(ttl_ms) is not int or not 1 <= ttl_ms <= TTL_MS_MAX:
         raise Invalid(f"a lease lasts 1 to {TTL_MS_MAX} ms, not {ttl_ms!r}")
     if not names.is_text(info, INFO_BYTES_MAX):
@@ -385,7 +387,7 @@ def check_member(member: str, ttl_ms: Any = 1, info: Any = "") -> None:
 def check_index(shard: Any) -> None:
     """`Invalid` unless a shard could have this number."""
     if type(shard) is not int or not 0 <= shard < SHARDS_MAX:
-        raise Invalid(f"{shard!r} is no shard: shards are numbered from 0 to {SHARDS_MAX - 1}")
+        raise Invalid(f"{shard!r} is not a shard: shards are numbered from 0 to {SHARDS_MAX - 1}")
 
 
 def check_indexes(shards: Any) -> None:
@@ -414,7 +416,7 @@ def check_offsets(offsets: Any) -> None:
     for journal, offset in offsets.items():
         names.check_name(journal, "journal")
         if type(offset) is not int or not 0 <= offset <= OFFSET_MAX:
-            raise Invalid(f"{offset!r} is no offset of {journal!r}: offsets are numbered from 0 on")
+            raise Invalid(f"{offset!r} is not an offset of {journal!r}: offsets are numbered from 0 on")
 
 
 def check_commit(op: CommitShard) -> None:
@@ -438,7 +440,7 @@ def check_commit(op: CommitShard) -> None:
         if len(value) > STATE_VALUE_BYTES_MAX:
             raise LimitExceeded(f"the state of {key!r} has {len(value)} bytes, over {STATE_VALUE_BYTES_MAX}")
     if not op.puts.keys().isdisjoint(op.deletes):
-        raise Invalid("a key is both put and deleted: nobody can say which comes last")
+        raise Invalid("a key is both put and deleted: say one of the two")
     size = content_bytes(op)
     if size > COMMIT_BYTES_MAX:
         raise LimitExceeded(f"a commit of {size} bytes is over the limit of {COMMIT_BYTES_MAX}: process fewer at once")
@@ -482,7 +484,7 @@ def check_scan(op: ScanShardState) -> None:
 def check_report(op: ReportShard) -> None:
     """Refuse what does not say how a shard is doing."""
     if type(op.generation) is not int or op.generation < 0:
-        raise Invalid(f"{op.generation!r} is no generation")
+        raise Invalid(f"{op.generation!r} is not a generation")
     if not names.is_text(op.status, STATUS_BYTES_MAX) or not isinstance(op.error, str):
         raise Invalid(f"a status is up to {STATUS_BYTES_MAX} bytes of text, and an error is text")
     check_offsets(op.processed)

@@ -7,7 +7,7 @@ from typing import Final
 
 from detent.codec import shard as records
 from detent.codec.keys import Prefix
-from detent.codec.shard import FIRST_NUMBER, Consumer, Progress, Shard
+from detent.codec.shard import FIRST_NUMBER, ConsumerRow, ProgressRow, ShardRow
 from detent.engine.verify import Finding, Tally, record_at
 from detent.errors import Corrupt, DetentError
 from detent.kv import View
@@ -44,10 +44,10 @@ class _Survey:
     def __init__(self, view: View, tally: Tally) -> None:
         self._view = view
         self._tally = tally
-        self._consumers: dict[str, Consumer] = {}
+        self._consumers: dict[str, ConsumerRow] = {}
         self._counts: dict[str, int] = {}
         self._numbers: set[int] = set()
-        self._places: dict[int, tuple[Consumer, int, int]] = {}  # by number: whose, which one, its generation
+        self._places: dict[int, tuple[ConsumerRow, int, int]] = {}  # by number: whose, which one, its generation
         self._doomed: set[int] = set()
         self._next_number = FIRST_NUMBER
 
@@ -79,7 +79,7 @@ class _Survey:
 
     def _check_consumer(self, key: bytes, value: bytes) -> None:
         name = records.decode_consumer_key(key)
-        consumer = Consumer.decode(value)
+        consumer = ConsumerRow.decode(value)
         self._tally.counts.consumers += 1
         self._consumers[name] = consumer
         ops.check_register(ops.RegisterConsumer(name, consumer.shards, list(consumer.sources), consumer.partition))
@@ -87,7 +87,7 @@ class _Survey:
 
     def _check_shard(self, key: bytes, value: bytes) -> None:
         name, index = records.decode_shard_key(key)
-        shard = Shard.decode(value)
+        shard = ShardRow.decode(value)
         self._tally.counts.shards += 1
         consumer = self._consumers.get(name)
         if consumer is None:
@@ -135,7 +135,7 @@ class _Survey:
 
     def _check_progress(self, key: bytes, value: bytes) -> None:
         number = records.decode_number_key(records.PROGRESS, key)
-        progress = Progress.decode(value)
+        progress = ProgressRow.decode(value)
         self._check_owned(number)
         ops.check_offsets(progress.processed)
         ops.check_offsets(progress.published)
@@ -158,6 +158,6 @@ class _Survey:
 
 
 def _check_time(time_ms: int) -> None:
-    """Later times have no date, and nobody could be shown the record."""
+    """Later times have no date, and the record could not be shown."""
     if not 0 <= time_ms <= ops.TIME_MS_MAX:
-        raise Corrupt(f"{time_ms} is no time in milliseconds since 1970")
+        raise Corrupt(f"{time_ms} is not a time in milliseconds since 1970")

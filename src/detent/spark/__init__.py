@@ -25,6 +25,7 @@ Reading:
 
     journal_reading.py  the driver plans, tasks read straight from the store
     planned.py          what a stream has planned, kept in the store, so that it plans the same again
+    idle.py             what an idle stream asks: nothing, while it is known that nothing has come
     extents.py          which journals there are, where each begins and ends
     places.py           where a read starts or ends, as the user says it
     ranges.py           cuts a batch into partitions, the same way at each replay
@@ -42,15 +43,22 @@ Writing:
     once_writing.py     `once(...)`: a function for ``foreachBatch`` with any number of sinks
     once_batch.py       the batch: its name, its query, whether it was there before, its rows
     once_engine.py      sink: journals and queues
-    once_delta.py       sink: a Delta table (`detent.tables`)
+    once_table.py       sink: a table of any format (`detent.tables`)
+    once_delta.py       the same for Delta
+    once_iceberg.py     the same for Iceberg
     once_sql.py         sink: an SQL database
+
+Tables of other formats, read:
+
+    read_table.py       Delta and Iceberg tables as DataFrames, from pip alone
 
 Pipelines (`detent run`):
 
     pipeline.py         `Pipeline`: streams, declared in a file; their order, and how they are drawn
     pipeline_stream.py  one stream: what it reads and writes, checked
     pipeline_runner.py  runs every stream as a query, and starts it again when it fails
-    pipeline_prepare.py what is settled before that: store, checkpoints, streams that were renamed
+    store_place.py      where its store is: the data, the owner, the checkpoints
+    pipeline_prepare.py what is settled before that: journals and queues, streams that were renamed
     stream_task.py      one stream under supervision: a task whose life is a query
     stream_query.py     one query: started, looked at, stopped; where its rows go
     stream_frames.py    the DataFrames that a stream's function gets and returns
@@ -80,20 +88,24 @@ if TYPE_CHECKING:
     from detent.spark.formats import register
     from detent.spark.once_delta import to_delta
     from detent.spark.once_engine import to_journal, to_queue
+    from detent.spark.once_iceberg import to_iceberg
     from detent.spark.once_sql import to_sql
     from detent.spark.once_writing import call, once
     from detent.spark.pipeline import Pipeline, queue
     from detent.spark.progress import progress
+    from detent.spark.read_table import read_table
     from detent.spark.sessions import session, store_of
 
 _HOMES = {
     "detent.spark.formats": ("register",),
     "detent.spark.once_delta": ("to_delta",),
     "detent.spark.once_engine": ("to_journal", "to_queue"),
+    "detent.spark.once_iceberg": ("to_iceberg",),
     "detent.spark.once_sql": ("to_sql",),
     "detent.spark.once_writing": ("call", "once"),
     "detent.spark.pipeline": ("Pipeline", "queue"),
     "detent.spark.progress": ("progress",),
+    "detent.spark.read_table": ("read_table",),
     "detent.spark.sessions": ("session", "store_of"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -104,10 +116,12 @@ __all__ = [
     "once",
     "progress",
     "queue",
+    "read_table",
     "register",
     "session",
     "store_of",
     "to_delta",
+    "to_iceberg",
     "to_journal",
     "to_queue",
     "to_sql",

@@ -30,7 +30,7 @@ class ReadJournals:
 
     def __init__(self, settings: JournalReadSettings) -> None:
         self._settings = settings
-        self._extents = extents_of(settings.url, raw=settings.raw)
+        self._extents = extents_of(settings.asked_url, raw=settings.raw)
 
     @cached_property
     def found(self) -> dict[str, Extent]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
@@ -15,8 +18,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from detent import patterns
 from detent.errors import Invalid, NotFound
+from detent.remote import server_address
 from detent.spark.extents import ReadJournals, extents_of
+from detent.spark.idle import IdleStream, has_requests
 from detent.spark.opened import opened
 from detent.spark.options import FormatOptions
 from detent.spark.places import EARLIEST, LATEST, OffsetPlaces
@@ -24,6 +30,11 @@ from detent.spark.planned import StreamPlans
 from detent.spark.pushdown import Pushed
 from detent.spark.ranges import Offsets, Range, between, cut, limited, ordered
 from detent.spark.rows import Piece, choose, gathered, rows_of
+
+BEHIND_S: Final = 5.0
+"""How long a task waits for what was planned to appear in the bucket that it reads."""
+
+BEHIND_STEP_S: Final = 0.02
 
 OPTIONS: Final = (
     "journals",
@@ -61,6 +72,11 @@ class JournalReadSettings:
     owner_url: str
     pushdown: bool
     plan_name: str | None = None
+
+    @property
+    def asked_url(self) -> str:
+        """Where it is asked what there is: the server, if there is one, which makes no request for that."""
+        return self.owner_url if server_address(self.owner_url) is not None else self.url
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> JournalReadSettings:
@@ -109,9 +125,23 @@ def _stored(settings: JournalReadSettings, ranges: Sequence[Range]) -> Iterator[
     reader = opened(settings.url, "reader").reader
     read = reader.uncommitted if settings.raw else reader.committed
     for piece in ranges:
+        _await(settings, piece)
         start, end = _present(settings, piece)
         for first, batch in read(piece.journal, start, end) if start < end else ():
             yield Piece(piece.journal, first, batch)
+
+
+def _await(settings: JournalReadSettings, piece: Range) -> None:
+    """Return when this process sees what was planned. A reader of a bucket is a little behind the owner that was asked
+    for the plan. What is not there then is missing, and the read says so."""
+    if not has_requests(settings.url):
+        return
+    deadline = time.monotonic() + BEHIND_S
+    with contextlib.suppress(NotFound):
+        while extents_of(settings.url, raw=settings.raw).extent(piece.journal)[1] < piece.end:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(BEHIND_STEP_S)
 
 
 def _present(settings: JournalReadSettings, piece: Range) -> tuple[int, int]:
@@ -176,7 +206,20 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, settings: JournalReadSettings) -> None:
         self._settings = settings
         self._final: Offsets | None = None
+        self._ends: Offsets = {}
         self._plans = StreamPlans(settings)
+
+    @cached_property
+    def _idle(self) -> IdleStream | None:
+        """What is known of new messages without a look; None where a look costs nothing."""
+        settings = self._settings
+        if server_address(settings.owner_url) is None:
+            return IdleStream() if has_requests(settings.url) else None
+        (name, *others) = settings.journals
+        if others or patterns.is_pattern(name) or settings.raw:
+            return IdleStream()
+        store = opened(settings.owner_url, "client")
+        return IdleStream(lambda start, timeout_ms: store.wait(name, start.get(name, 0), timeout_ms))
 
     @property
     def _journals(self) -> ReadJournals:
@@ -212,8 +255,17 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        idle = self._idle
+        if idle is not None and idle.is_quiet(start):
+            return start
+        end = self._latest(start, limit)
+        if idle is not None:
+            idle.found_nothing(start) if end == start else idle.found_something()
+        return end
+
+    def _latest(self, start: Offsets, limit: ReadLimit) -> Offsets:
         journals = self._journals
-        ends = journals.ends()
+        ends = self._ends = journals.ends()
         journals.check(start)
         if self._final is not None:
             ends = {name: min(end, self._final[name]) for name, end in ends.items() if name in self._final}
@@ -234,7 +286,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows
 
     def reportLatestOffset(self) -> Offsets:
-        return self._journals.ends()
+        """For reports, right after a look: where it found the ends, unless Spark has not looked."""
+        return self._ends or self._journals.ends()
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         self._plans.before_run(start, end, repr(self.getDefaultReadLimit()))

@@ -108,9 +108,12 @@ def _environment(wanted: Wishes, for_java: Mapping[str, str]) -> Iterator[None]:
     """The variables that Java, and the processes below it, are started with. They are put back once Java runs, because
     other programs that this process starts might misunderstand them."""
     changes: dict[str, str | None] = {**for_java, _DRIVER_PYTHON: None}
-    # Our launcher is a file of this machine; a cluster's are taken to have Python where this one has it.
-    launcher = str(python_command(_spark_home())) if wanted.is_local else sys.executable
-    changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or launcher
+    # Our launcher is a file of this machine; a cluster's are taken to have Python where this one has it. What Spark
+    # starts beside the driver takes the launcher there, too.
+    here = str(launcher())
+    if not wanted.is_local:
+        changes[_DRIVER_PYTHON] = here
+    changes["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or (here if wanted.is_local else sys.executable)
     if wanted.is_local:
         changes["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP") or LOOPBACK
     before = {name: os.environ.get(name) for name in changes}
@@ -223,6 +226,12 @@ _ROOT: Final = Path(detent.__file__).parent.parent
 
 _QUIET: Final = "ignore:PySpark does not yet fully support pandas:FutureWarning"
 """Each of Spark's many processes would say so. The user's own entries come later, and win."""
+
+
+def launcher() -> Path:
+    """The program for PYSPARK_PYTHON (on a cluster: PYSPARK_DRIVER_PYTHON) of a Spark that is started without
+    :func:`detent.spark.session`."""
+    return python_command(_spark_home())
 
 
 def python_command(spark_home: Path) -> Path:

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame
 
-from detent.codec.ledger import Inputs, Row
+from detent.codec.ledger import BatchInputs, Row
 from detent.errors import AlreadyEntered, Invalid, LimitExceeded, NotFound
 from detent.ledger import EnterLedger
 from detent.ledger.entering import enter
@@ -135,7 +135,7 @@ def is_entered(store: Store, key: BatchKey) -> bool:
     except NotFound:
         return False
     row = Row(0, 0, info.batch, info.entries, info.generation, info.query, info.run, tuple(info.replaced))
-    inputs = Inputs(tuple(info.inputs))
+    inputs = BatchInputs(tuple(info.inputs))
     try:
         enter(row, EnterLedger(key.name, key.query, key.batch, key.run, key.input), 0, inputs)
     except AlreadyEntered:

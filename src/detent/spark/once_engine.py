@@ -25,7 +25,7 @@ def to_journal(name: str | None = None, *, select: Select = None) -> EngineSink:
 
 
 def to_queue(name: str | None = None, *, select: Select = None) -> EngineSink:
-    """A sink that publishes each row to a queue, as ``df.write.format("detent.queue")`` does: columns payload (or
+    """A sink that publishes each row to a queue, as ``df.write.format("detent.queue")`` does: columns body (or
     body, or uri), headers, delay and dedup_key, or any others as one JSON object. Without a name, the column queue says
     where each row goes; without both, to every queue whose filter matches the headers."""
     return _ToQueue(name, select)

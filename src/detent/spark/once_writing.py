@@ -46,7 +46,7 @@ Sink = ExternalSink | EngineSink
 def once(store: Store | str, name: str, *sinks: Sink, server: str | None = None) -> Once:
     """Make a function for ``foreachBatch`` that writes each batch to all `sinks`, once.
 
-    >>> write = once("file:/data/store", "paid", to_delta("/tables/paid"), to_queue("mail", select=["id AS payload"]))
+    >>> write = once("file:/data/store", "paid", to_delta("/tables/paid"), to_queue("mail", select=["id AS body"]))
     >>> orders.where("paid").writeStream.foreachBatch(write).option("checkpointLocation", "/checkpoints/paid").start()
 
     `store` holds the ledger, and the journals and queues that are written to; `name` is this stream's own in the

@@ -53,9 +53,12 @@ def queue(name: str) -> QueueEnd:
 class Pipeline:
     """Streams that belong together: each reads journals or queues, is changed by a function, and writes.
 
-    `store` is the URL of the store; left out, it comes from ``detent run --store`` or DETENT_URL. `checkpoints` is the
-    folder of Spark's checkpoints, ``PIPELINE/STREAM`` in it; left out, it lies beside a ``file:`` store. Keep it as
-    long as the store: it says how far each stream has read. `conf` are settings of Spark.
+    `store` is the URL of the store; left out, it comes from ``detent run --store`` or DETENT_URL. For a store on an
+    object store, `server` is the URL of the server that owns it: Spark's tasks read and write the bucket, and the
+    server commits. Without one the driver owns the store while it runs. `checkpoints` is the folder of Spark's
+    checkpoints, ``PIPELINE/STREAM`` in it; left out, it lies beside a ``file:`` store. Keep it as long as the store: it
+    says how far each stream has read. `storage_options` say how to reach the object store of tables that name none of
+    their own. `conf` are settings of Spark.
     """
 
     def __init__(
@@ -63,12 +66,16 @@ class Pipeline:
         name: str,
         store: str | None = None,
         *,
+        server: str | None = None,
         checkpoints: str | Path | None = None,
+        storage_options: Mapping[str, str] | None = None,
         conf: Mapping[str, object] | None = None,
     ) -> None:
         check_part(name, "pipeline")
         self.name = name
         self.store = store
+        self.server = server
+        self.storage_options = dict(storage_options or {})
         self.checkpoints = checkpoints
         self.conf = dict(conf or {})
         self._streams: dict[str, Stream] = {}
@@ -131,6 +138,7 @@ class Pipeline:
         path: str | Path,
         merge_on: list[str] | None = None,
         partition_by: list[str] | None = None,
+        storage_options: Mapping[str, str] | None = None,
         name: str | None = None,
         json: Schema | None = None,
         start: str | None = None,
@@ -142,12 +150,14 @@ class Pipeline:
         """Declare a stream into a Delta table: the rows that the function answers are appended, each batch once.
 
         With `merge_on`, columns such as ``["id"]``, a row replaces the one with the same key, if there is one. Rows of
-        ``mode="update"`` need that; with ``mode="complete"`` each batch replaces the table.
+        ``mode="update"`` need that; with ``mode="complete"`` each batch replaces the table. `storage_options` say how
+        to reach a table on an object store, instead of those of the pipeline.
 
         The other arguments are those of :meth:`stream`.
         """
         settings = StreamSettings.of(start, mode, every, max_messages, fail_on_loss)
-        sink = Delta.at(path, partition_by, merge_on)
+        storage = self.storage_options if storage_options is None else storage_options
+        sink = Delta.at(path, partition_by, merge_on, storage)
 
         def declare(function: Function) -> Function:
             self._add(function, name, read, (sink,), json, settings)

@@ -17,9 +17,10 @@ from detent.runtime.report import Report
 from detent.runtime.signals import stop_on_signals
 from detent.runtime.supervisor import Supervised, Supervisor
 from detent.spark.pipeline import Pipeline, chosen
-from detent.spark.pipeline_prepare import checkpoint_folder, is_local, prepare, settle, store_url
+from detent.spark.pipeline_prepare import prepare, settle
 from detent.spark.pipeline_stream import Stream
-from detent.spark.sessions import silence
+from detent.spark.sessions import is_here, silence
+from detent.spark.store_place import StorePlace, checkpoint_folder, is_local, place_of, reachable, set_manager
 from detent.spark.stream_failure import END_S, Advisor, JavaWatch, StreamFailure, is_connection
 from detent.spark.stream_state import (
     STOPPED,
@@ -32,6 +33,7 @@ from detent.spark.stream_state import (
 )
 from detent.spark.stream_task import LOOK_S, StreamContext, StreamTask, raise_if_any
 from detent.store import Store
+from detent.stream.told import ToldReports
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +51,7 @@ def run(
     pipeline: Pipeline,
     *,
     store: str | None = None,
+    server: str | None = None,
     checkpoints: str | Path | None = None,
     once: bool = False,
     only: list[str] | None = None,
@@ -62,30 +65,33 @@ def run(
     """Run a pipeline in this process: until SIGTERM or SIGINT (with `signals`), until `stop` is set, or with `once`
     until all that there was when it began has been read.
 
-    `store`, `checkpoints` and `conf` go over what the pipeline says; `only` names the streams to run, `migrate` those
-    that do on purpose what a stream has done which the pipeline does not have any more. Everything else,
-    such as `cores`, `memory` and `quick`, is for :func:`detent.spark.session`, if none runs yet. A session that was
-    there before is left running. What is wrong with the pipeline is raised before anything runs; a stream that fails
-    later is in the summary.
+    `store`, `server`, `checkpoints` and `conf` go over what the pipeline says; `only` names the streams to run,
+    `migrate` those that do on purpose what a stream has done which the pipeline does not have any more. Everything
+    else, such as `cores`, `memory`, `master` and `quick`, is for :func:`detent.spark.session`, if none runs yet. A
+    session that was there before is left running. What is wrong with the pipeline is raised before anything runs; a
+    stream that fails later is in the summary.
     """
     streams = chosen(pipeline, only)
     chosen(pipeline, list(migrate) or None)  # refuses names that no stream has
-    url = store_url(pipeline, store)
-    folder = checkpoint_folder(pipeline, checkpoints, url)
+    place = place_of(pipeline, store, server)
+    folder = checkpoint_folder(pipeline, checkpoints, place.url)
     options = {"app": f"detent {pipeline.name}", "checkpoint_root": folder, **session}
     settings = {**pipeline.conf, **(conf or {})}
-    with view or Silent() as shown, _session(url, settings, options, shown) as spark:
+    with view or Silent() as shown, _session(place.owner_url, settings, options, shown) as spark:
         from detent.spark.sessions import store_of
 
-        opened = store_of(spark, url)
+        opened, url = store_of(spark, place.owner_url), place.url
         shown.tell(Event("opened", text=f"{url}, {_role(opened)}; checkpoints in {folder}",
                          fields={"store": url, "owner": opened.is_owner, "checkpoints": folder}))  # fmt: skip
+        reached = reachable(opened, place, streams, is_local=is_here(spark))
+        set_manager(spark, folder)
         for note in prepare(opened, streams):
             shown.tell(Event("note", text=note))
         for note in settle(opened, pipeline.streams, streams, migrate):
             shown.tell(Event("note", text=note))
-        watch, advisor = JavaWatch.of_spark(), Advisor(opened, url, folder)
-        runner = PipelineRunner(opened, streams, _starter(spark, url, folder, once), shown, stop or threading.Event())
+        watch, advisor = JavaWatch.of_spark(), Advisor(opened, place.owner_url, folder)
+        starter = _starter(spark, reached, folder, once)
+        runner = PipelineRunner(opened, streams, starter, shown, stop or threading.Event(), pipeline=pipeline.name)
         runner.explain, runner.check_java = advisor.explained, watch.check
         with stop_on_signals(runner.stopping) if signals else nullcontext(), _told_of(watch):
             runner.drain() if once else runner.supervise()
@@ -104,6 +110,7 @@ class PipelineRunner:
         view: PipelineView,
         stopping: threading.Event,
         clock: Callable[[], float] = time.monotonic,
+        pipeline: str = "",
     ) -> None:
         self.stopping = stopping
         self.explain: Callable[[Stream, BaseException, StreamFailure], StreamFailure] = _as_it_is
@@ -121,6 +128,7 @@ class PipelineRunner:
         self._stop_by: float | None = None
         self._measured = -math.inf
         self._unmeasured: set[str] = set()
+        self._told = ToldReports(store, f"pipeline/{pipeline}", clock=clock) if pipeline else None
 
     # -- for ever -----------------------------------------------------------------------------------------------
 
@@ -177,6 +185,8 @@ class PipelineRunner:
     def _show(self) -> None:
         self._measure()
         self._view.show(self.states)
+        if self._told is not None:
+            self._told.tell([state.report() for state in self.states])
 
     def _measure(self) -> None:
         """Count what waits, now and then. A store that does not answer is the streams' trouble, and shown there."""
@@ -229,6 +239,8 @@ class PipelineRunner:
         for state in self.states:
             self._view.tell(Event("stopped", state.name, state.error, state.as_json()))
         self._view.show(self.states)
+        if self._told is not None:
+            self._told.close()
 
     def reports(self) -> list[Report]:
         """How each stream is doing."""
@@ -268,12 +280,12 @@ def _role(store: Store) -> str:
 
 
 def _starter(
-    spark: SparkSession, url: str, folder: str, once: bool
+    spark: SparkSession, place: StorePlace, folder: str, once: bool
 ) -> Callable[[Stream, Mapping[str, int]], RunningQuery]:
     from detent.spark.stream_query import start_query
 
     def start(stream: Stream, ends: Mapping[str, int]) -> RunningQuery:
-        return start_query(spark, url, f"{folder}/{stream.full_name}", stream, once=once, ends=ends)
+        return start_query(spark, place, f"{folder}/{stream.full_name}", stream, once=once, ends=ends)
 
     return start
 

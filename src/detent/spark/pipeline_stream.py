@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -89,9 +89,17 @@ class Delta:
     path: str
     partition_by: tuple[str, ...] = ()
     merge_on: tuple[str, ...] = ()
+    storage: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
+    """How its object store is reached; there may be secrets among it."""
 
     @classmethod
-    def at(cls, path: str | Path, partition_by: list[str] | None, merge_on: list[str] | None = None) -> Delta:
+    def at(
+        cls,
+        path: str | Path,
+        partition_by: list[str] | None,
+        merge_on: list[str] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> Delta:
         """A table by its path, checked."""
         text = str(path)
         if not text.strip():
@@ -100,7 +108,10 @@ class Delta:
             raise Invalid(f'partition_by is a list of columns such as ["day"], not {partition_by!r}')
         if isinstance(merge_on, str) or not all(isinstance(column, str) for column in merge_on or []):
             raise Invalid(f'merge_on is a list of the columns that name a row, such as ["id"], not {merge_on!r}')
-        return cls(text, tuple(partition_by or []), tuple(merge_on or []))
+        storage = dict(storage_options or {})
+        if not all(isinstance(part, str) for entry in storage.items() for part in entry):
+            raise Invalid('storage_options are names and texts, such as {"aws_region": "eu-central-1"}')
+        return cls(text, tuple(partition_by or []), tuple(merge_on or []), tuple(storage.items()))
 
     def check_mode(self, mode: str) -> None:
         """Refuse update mode, whose rows replace earlier ones, unless it is said which ones."""

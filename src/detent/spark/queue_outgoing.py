@@ -1,4 +1,4 @@
-"""Spark's rows as messages for queues: the columns payload, uri, headers, delay, dedup_key and queue, or all others as
+"""Spark's rows as messages for queues: the columns body, uri, headers, delay, dedup_key and queue, or all others as
 one JSON object."""
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from detent.queue.reader_operations import ASSIGNED_MAX
 from detent.spark.outgoing import as_json
 from detent.transaction import Transaction
 
-PAYLOAD, BODY, URI, HEADERS = "payload", "body", "uri", "headers"
+BODY, URI, HEADERS = "body", "uri", "headers"
 DELAY, DEDUP_KEY, QUEUE = "delay", "dedup_key", "queue"
-_CONTENT: Final = (PAYLOAD, BODY, URI)
+_CONTENT: Final = (BODY, URI)
 _KINDS: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
-    PAYLOAD: ((BinaryType, StringType), "binary or string"),
     BODY: ((BinaryType, StringType), "binary or string"),
     URI: ((StringType,), "string"),
     DELAY: ((NumericType, DayTimeIntervalType), "a number of seconds or an interval"),
@@ -74,18 +73,16 @@ class RowsToPublish:
         headers = kinds.get(HEADERS)
         if headers is not None and headers.simpleString() != "map<string,string>":
             raise Invalid(f"the column headers is a map<string,string>, not {headers.simpleString()}")
-        if PAYLOAD in kinds and BODY in kinds:
-            raise Invalid("payload and body are two names of the same: leave one of the two columns out")
         others = tuple(name for name in kinds if name not in (*_KINDS, HEADERS))
         content = not kinds.keys().isdisjoint(_CONTENT)
         if content and others:
             raise Invalid(
-                f"the columns {', '.join(others)} have no place in a message: a message is payload or uri, headers, "
-                'delay, dedup_key and queue. Put them into the payload, .withColumn("payload", to_json(struct("*"))), '
-                "or into the headers; or leave payload and uri out and all columns become a JSON object"
+                f"the columns {', '.join(others)} have no place in a message: a message is body or uri, headers, "
+                'delay, dedup_key and queue. Put them into the body, .withColumn("body", to_json(struct("*"))), '
+                "or into the headers; or leave body and uri out and all columns become a JSON object"
             )
         if not content and not others:
-            raise Invalid("there is no column payload, and nothing to make one of")
+            raise Invalid("there is no column body, and nothing to make one of")
         return cls(queue, () if content else others, frozenset(kinds))
 
     def messages(self, batch: Any) -> Any:
@@ -116,17 +113,16 @@ class RowsToPublish:
         return batch.column(name).cast(pa.string())
 
     def _data(self, batch: Any) -> tuple[Any, Any]:
-        """Payloads, or URIs where a row has no payload."""
+        """Bodies, or URIs where a row has no body."""
         nothing = pa.nulls(batch.num_rows, pa.binary())
         if self.json_columns:
             data = as_json(batch.select(list(self.json_columns)))
         else:
-            name = PAYLOAD if PAYLOAD in self.columns else BODY
-            data = batch.column(name).cast(pa.binary()) if name in self.columns else nothing
+            data = batch.column(BODY).cast(pa.binary()) if BODY in self.columns else nothing
         uris = self._text(batch, URI).cast(pa.binary())
         is_uri = uris.is_valid()
         if pc.any(pc.and_(is_uri, data.is_valid())).as_py():
-            raise Invalid("a row has a payload and a uri: a message is one or the other, so leave one of them null")
+            raise Invalid("a row has a body and a uri: a message is one or the other, so leave one of them null")
         data = pc.coalesce(data, uris)
         if data.null_count:
             raise Invalid(f"a row has no content: give it {' or '.join(n for n in _CONTENT if n in self.columns)}")
@@ -171,8 +167,7 @@ def outgoing(rows: Any, queue: str | None, is_uri: bool, delay_ms: int) -> list[
         found = zip(data, headers, keys, strict=True)
         return [Outgoing(headers=about, uri=uri.decode(), delay=delay, dedup_key=key) for uri, about, key in found]
     return [
-        Outgoing(payload, about, delay=delay, dedup_key=key)
-        for payload, about, key in zip(data, headers, keys, strict=True)
+        Outgoing(body, about, delay=delay, dedup_key=key) for body, about, key in zip(data, headers, keys, strict=True)
     ]
 
 
@@ -189,14 +184,14 @@ PUBLISHED_MAX: Final = ASSIGNED_MAX
 applies them."""
 
 PUBLISHED_BYTES_MAX: Final = 48 << 20
-"""Payloads and headers that one transaction publishes: it travels whole, and holds the rest of the batch too."""
+"""Bodies and headers that one transaction publishes: it travels whole, and holds the rest of the batch too."""
 
 GROUPS_MAX: Final = 5_000
 """Messages share an operation when they agree in queue and delay; a transaction has room for so many, and as many
 again for the journals of the batch."""
 
 MESSAGE_BYTES: Final = 32
-"""About what a message takes in a transaction besides payload and headers."""
+"""About what a message takes in a transaction besides body and headers."""
 
 BATCH_MESSAGES_MAX: Final = 1_000_000
 BATCH_BYTES_MAX: Final = 512 << 20

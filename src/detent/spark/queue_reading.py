@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,7 +34,9 @@ from detent.errors import NotFound
 from detent.queue import AssignedMessage, AssignmentReader, Queue
 from detent.queue.operations import check_name
 from detent.queue.reader_operations import ASSIGNED_MAX, check_reader
+from detent.remote import server_address
 from detent.spark.advice import completing, release_command
+from detent.spark.idle import IdleStream
 from detent.spark.opened import opened
 from detent.spark.options import FormatOptions
 from detent.spark.ranges import Range, cut
@@ -41,7 +44,7 @@ from detent.spark.ranges import Range, cut
 OPTIONS: Final = ("queue", "server", "readerName", "maxMessagesPerTrigger", "maxBytesPerTrigger", "minPartitions")
 
 ASSIGNED_BYTES_DEFAULT: Final = 32 << 20
-"""Payloads of a batch, unless told: with their headers they have room in one transaction that publishes them again
+"""Bodies of a batch, unless told: with their headers they have room in one transaction that publishes them again
 (`queue_outgoing.PUBLISHED_BYTES_MAX`). Once a batch is planned, no option makes it smaller."""
 
 PARTITION_MESSAGES_MAX: Final = 25_000
@@ -64,7 +67,7 @@ COLUMNS: Final = StructType(
         StructField("created_at", TimestampType()),
         StructField("received_at", TimestampType()),
         StructField("headers", MapType(StringType(), StringType())),
-        StructField("payload", BinaryType()),
+        StructField("body", BinaryType()),
         StructField("uri", StringType()),
     ]
 )
@@ -81,7 +84,7 @@ _SCHEMA: Final = pa.schema(
         ("created_at", _TIME),
         ("received_at", _TIME),
         ("headers", pa.map_(pa.string(), pa.string())),
-        ("payload", pa.binary()),
+        ("body", pa.binary()),
         ("uri", pa.string()),
     ]
 )
@@ -144,6 +147,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._left: int | None = None
         self._planned: dict[int, int] = {}
 
+    @cached_property
+    def _idle(self) -> IdleStream | None:
+        """What is known of new messages without a look at the server; None where there is none."""
+        url, queue = self._settings.owner_url, self._settings.queue
+        if server_address(url) is None:
+            return None
+        store = opened(url, "client")
+        return IdleStream(lambda _, timeout_ms: store.wait_claimable(queue, timeout_ms))
+
     def _reader(self, generation: int) -> AssignmentReader:
         return self._settings.handle().reader(self._settings.reader, generation=generation)
 
@@ -168,6 +180,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        idle = self._idle
+        if idle is not None and idle.is_quiet(start):
+            return start
+        end = self._latest(start, limit)
+        if idle is not None:
+            idle.found_nothing(start) if end == start else idle.found_something()
+        return end
+
+    def _latest(self, start: Offset, limit: ReadLimit) -> Offset:
         generation, done = _of(start, self._settings)
         reader = self._reader(generation)
         count = min(ASSIGNED_MAX, limit.max_rows if isinstance(limit, ReadMaxRows) else ASSIGNED_MAX)
@@ -247,7 +268,7 @@ def rows_of(messages: list[AssignedMessage]) -> Any:
             pa.array([message.created for message in messages], _TIME),
             pa.array([message.received for message in messages], _TIME),
             pa.array([list(message.headers.items()) for message in messages], _SCHEMA.field("headers").type),
-            pa.array([None if message.uri is not None else message.payload for message in messages], pa.binary()),
+            pa.array([None if message.uri is not None else message.body for message in messages], pa.binary()),
             pa.array([message.uri for message in messages], pa.string()),
         ],
         schema=_SCHEMA,

@@ -1,7 +1,7 @@
 """The format ``detent.queue``: a queue as a source and a sink of Spark.
 
 >>> source = spark.readStream.format("detent.queue").option("queue", "mail").option("readerName", "sender")
->>> sink = source.load("file:/data/store").select("payload").writeStream.format("detent.queue").option("queue", "sent")
+>>> sink = source.load("file:/data/store").select("body").writeStream.format("detent.queue").option("queue", "sent")
 >>> sink.option("checkpointLocation", "/checkpoints/sender").start("file:/data/store")
 
 The module is imported by Spark's planners and workers; what a task does is in `queue_reading` and `queue_writing`.
@@ -51,7 +51,7 @@ class QueueDataSource(DataSource):
         if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in expected]:
             raise Invalid(
                 f"the format detent.queue gives the columns {expected.simpleString()}: leave .schema() out, and parse "
-                'the payload with from_json(col("payload").cast("string"), ...)'
+                'the body with from_json(col("body").cast("string"), ...)'
             )
         return queue_reading.QueueStreamReader(queue_reading.QueueReadSettings.of(self.options))
 

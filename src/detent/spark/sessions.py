@@ -62,7 +62,8 @@ def session(
     wanted = wishes(app, cores, memory, master, conf, checkpoint_root, quick, verbose)
     _refuse_connect()
     with contextlib.ExitStack() as undo, _lock:
-        opened = None if store is None else undo.enter_context(open_for_spark(store))
+        # Opened a second time, a store on an object store would be taken from the session that has it open.
+        opened = None if store is None or _is_kept(store) else undo.enter_context(open_for_spark(store))
         spark = _running(wanted) or _start(wanted)
         if opened is not None:
             keep(spark, opened)
@@ -167,6 +168,20 @@ def keep(spark: SparkSession, store: Store) -> None:
             held[store.url] = store
 
 
+def _is_kept(url: str) -> bool:
+    """Whether the session that runs has a store open."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    with _keeping:
+        return spark is not None and _url_of(url) in _stores.get(spark, {})
+
+
+def _url_of(url: str) -> str:
+    """The URL by which a store is kept."""
+    return url if server_address(url) is not None else absolute_url(url)
+
+
 def store_of(spark: SparkSession, url: str | None = None) -> Store:
     """The store that :func:`detent.spark.session` opened for a session; say its URL if there are several."""
     held = dict(_stores.get(spark, {}))
@@ -174,7 +189,7 @@ def store_of(spark: SparkSession, url: str | None = None) -> Store:
         return next(iter(held.values()))
     if url is None and held:
         raise Invalid(f"this session has several stores open ({', '.join(held)}): say which one")
-    found = None if url is None else held.get(url if server_address(url) is not None else absolute_url(url))
+    found = None if url is None else held.get(_url_of(url))
     if found is None:
         raise NotFound("this session has no such store open: start it with detent.spark.session(store=URL)")
     return found
@@ -199,6 +214,11 @@ def _close_with(spark: SparkSession, held: dict[str, Store]) -> None:
 def _close(held: dict[str, Store]) -> None:
     while held:
         held.popitem()[1].close()
+
+
+def is_here(spark: SparkSession) -> bool:
+    """Whether Spark's tasks run on this machine."""
+    return (spark.sparkContext.master or "local").partition("[")[0] == "local"
 
 
 # -- under a command that a person watches ----------------------------------------------------------------------------

@@ -6,6 +6,9 @@ nothing else. `source_request.py`, which Spark's launcher runs in place of the l
 starts a Python of its own only if there is none to be had. The zygote ends with Spark's Java. Its socket lies beside
 Spark's own (`launch.py`), in a folder that only this user can enter.
 
+Spark gives a process ten seconds to report, and on a busy machine the imports alone can take longer. So this one
+reports first, and imports while Spark waits for its first answer, for which it sets no time.
+
 Spark stops a source by hanging up, and Spark's own runner answers that with three tracebacks; this one ends quietly.
 """
 
@@ -20,7 +23,7 @@ import socket
 import struct
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, cast
 
 from detent.spark import source_request
 
@@ -28,43 +31,84 @@ REQUEST_BYTES_MAX: Final = 4 << 20
 """An environment is limited by the kernel to about half of this."""
 
 REQUEST_S: Final = 5.0
+REPORT_S: Final = 15.0
+"""How long Spark's Java may take to answer; its own processes give it as long."""
+
+BUFFER_BYTES: Final = 65536
+PORT: Final = "PYTHON_WORKER_FACTORY_PORT"
+SECRET: Final = "PYTHON_WORKER_FACTORY_SECRET"
+"""The variables in which Spark tells a process where to report, where it uses no Unix socket."""
+
+ACCEPTED: Final = b"ok"
 LOOK_MS: Final = 1_000
 """How often to see whether Java still runs, where the kernel does not tell."""
 
 _LENGTH: Final = struct.Struct(source_request.LENGTH)
+_NUMBER: Final = struct.Struct("!i")
 _REFUSED: Final = b"-"
 _MODULES: Final = ("detent.spark.journals", "detent.spark.queues")
 
 
 def run() -> None:
     """Answer Spark's questions until it hangs up."""
+    line = report()
     from pyspark.sql.streaming.python_streaming_source_runner import main  # before the zygote is left behind
-    from pyspark.worker_util import get_sock_file_to_executor
 
-    begin()
+    if begin(line):
+        line = report()
     try:
-        with get_sock_file_to_executor(timeout=None) as stream:
-            main(stream, stream)
+        with line, line.makefile("rwb", BUFFER_BYTES) as stream:
+            main(cast(IO[bytes], stream), cast(IO[bytes], stream))
     except (BrokenPipeError, ConnectionResetError):
         return  # Spark has hung up
 
 
-def begin() -> None:
-    """Leave a zygote behind, if there should be one. Returns in this process, and in each that the zygote forks."""
+def report() -> socket.socket:
+    """Tell Spark's Java that this process is there, as the environment says how. Nothing large is imported for it."""
+    place = os.environ.get(source_request.CONNECTION)
+    if place:
+        line = socket.socket(socket.AF_UNIX)
+        line.settimeout(REPORT_S)
+        line.connect(place)
+    else:
+        host = "::1" if os.environ.get("SPARK_PREFER_IPV6", "").lower() == "true" else "127.0.0.1"
+        line = socket.create_connection((host, int(os.environ[PORT])), REPORT_S)
+        secret = os.environ[SECRET].encode()
+        line.sendall(_NUMBER.pack(len(secret)) + secret)
+        if _exactly(line, _NUMBER.size + len(ACCEPTED)) != _NUMBER.pack(len(ACCEPTED)) + ACCEPTED:
+            raise ConnectionRefusedError("Spark's Java does not take this process for the one it has started")
+    line.sendall(_NUMBER.pack(os.getpid()))
+    line.settimeout(None)
+    return line
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (part := line.recv(size - len(data))):
+        data += part
+    return data
+
+
+def begin(line: socket.socket | None = None) -> bool:
+    """Leave a zygote behind, if there should be one; `line` stays with this process. Returns False in this process, and
+    True in each that the zygote forks, which has yet to report."""
     place = _place(os.environ.get(source_request.CONNECTION, ""))
     java = os.getppid()
     if place is None or java == 1 or _answers(place):
-        return
+        return False
     for name in _MODULES:
         import_module(name)
     listener = _listener(place)
     if listener is None:
-        return
+        return False
     if os.fork():
         listener.close()
-        return
+        return False
+    if line is not None:
+        line.close()
     _become_quiet()
     _serve(listener, java)
+    return True
 
 
 def _place(connection: str) -> Path | None:

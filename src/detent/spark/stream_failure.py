@@ -13,8 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 from detent.errors import BY_NAME, Busy, DetentError, NotFound, SessionExpired, Unavailable
 from detent.spark.advice import completed, release_command, reset_command
-from detent.spark.pipeline_prepare import is_local
 from detent.spark.pipeline_stream import QueueEnd, Stream
+from detent.spark.store_place import is_local
 from detent.store import Store
 
 REASON_MAX: Final = 1_000

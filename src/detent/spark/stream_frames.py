@@ -16,6 +16,7 @@ from detent.spark import quarantine
 from detent.spark.pipeline_stream import JournalEnd, QueueEnd, Stream, StreamInput
 from detent.spark.places import EARLIEST
 from detent.spark.queue_reading import ASSIGNED_BYTES_DEFAULT
+from detent.spark.store_place import StorePlace
 
 MESSAGE: Final = "_message"
 """What is known of a message besides its parsed body. It is for the function, and not written."""
@@ -43,12 +44,12 @@ class Frames(NamedTuple):
     rejected: DataFrame | None
 
 
-def frames_of(spark: SparkSession, url: str, stream: Stream, ends: Mapping[str, int]) -> Frames:
+def frames_of(spark: SparkSession, place: StorePlace, stream: Stream, ends: Mapping[str, int]) -> Frames:
     """Read the inputs of a stream, journals up to `ends` if it is to end, and call its function."""
     rejected: DataFrame | None = None
     arguments: dict[str, DataFrame] = {}
     for one in stream.inputs:
-        frame = _read(spark, url, stream, one, ends)
+        frame = _read(spark, place, stream, one, ends)
         if one.schema is not None:
             frame, bad = parse(frame, _struct(stream, one))
             rejected = bad if rejected is None else rejected.unionByName(bad)
@@ -66,8 +67,10 @@ def frames_of(spark: SparkSession, url: str, stream: Stream, ends: Mapping[str, 
     return Frames(result, rejected)
 
 
-def _read(spark: SparkSession, url: str, stream: Stream, one: StreamInput, ends: Mapping[str, int]) -> DataFrame:
-    """The messages of an input. Those of a queue look like those of a journal: the payload is called body."""
+def _read(
+    spark: SparkSession, place: StorePlace, stream: Stream, one: StreamInput, ends: Mapping[str, int]
+) -> DataFrame:
+    """The messages of an input."""
     settings = stream.settings
     if isinstance(one.sources[0], JournalEnd):
         reader = spark.readStream.format("detent").option("includeHeaders", "true")
@@ -86,11 +89,11 @@ def _read(spark: SparkSession, url: str, stream: Stream, one: StreamInput, ends:
             reader = reader.option("startingOffsets", settings.start)
         if not settings.start_is_fixed:
             reader = reader.option("readerName", f"{stream.full_name}:{one.parameter}")
-        return reader.load(url)
+        return reader.options(**place.options).load(place.url)
     reader = spark.readStream.format("detent.queue").option("queue", one.sources[0].name)
     reader = reader.option("readerName", stream.full_name)
     reader = reader.option("maxMessagesPerTrigger", min(ASSIGNED_MAX, stream.messages_max))
-    return reader.load(url).withColumnRenamed("payload", "body")
+    return reader.options(**place.options).load(place.url)
 
 
 # -- parsing --------------------------------------------------------------------------------------------------------

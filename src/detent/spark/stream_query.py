@@ -18,6 +18,7 @@ from detent.spark.once_delta import to_delta
 from detent.spark.once_engine import to_journal, to_queue
 from detent.spark.once_writing import Sink, once
 from detent.spark.pipeline_stream import Custom, Delta, JournalEnd, Output, QueueEnd, Stream
+from detent.spark.store_place import StorePlace
 from detent.spark.stream_frames import (
     Frames,
     frames_of,
@@ -83,10 +84,10 @@ class RunningQuery:
 
 
 def start_query(
-    spark: SparkSession, url: str, checkpoint: str, stream: Stream, *, once: bool, ends: Mapping[str, int]
+    spark: SparkSession, place: StorePlace, checkpoint: str, stream: Stream, *, once: bool, ends: Mapping[str, int]
 ) -> RunningQuery:
     """Start a stream. With `once` it reads what there is, and the journals in `ends` up to there."""
-    writer = writer_of(url, stream, frames_of(spark, url, stream, ends))
+    writer = writer_of(place, stream, frames_of(spark, place, stream, ends))
     writer = writer.queryName(stream.full_name).option("checkpointLocation", checkpoint)
     if once:
         writer = writer.trigger(availableNow=True)
@@ -95,23 +96,23 @@ def start_query(
     return RunningQuery(writer.start())
 
 
-def writer_of(url: str, stream: Stream, frames: Frames) -> DataStreamWriter:
+def writer_of(place: StorePlace, stream: Stream, frames: Frames) -> DataStreamWriter:
     """The writer of a stream."""
     only = stream.outputs[0]
     if len(stream.outputs) == 1 and isinstance(only, JournalEnd) and stream.settings.mode == "append":
-        return _journal_writer(url, only.name, stream, frames)
+        return _journal_writer(place, only.name, stream, frames)
     _check(stream, frames.result)
     sinks = [_sink(stream, output) for output in stream.outputs]
     if stream.quarantine is not None:
         sinks.append(_Rejected(to_journal(stream.quarantine.name, select=rejected_of)))
     writer = joined(frames).writeStream.outputMode(stream.settings.mode)
-    return writer.foreachBatch(once(url, stream.full_name, *sinks))
+    return writer.foreachBatch(once(place.url, stream.full_name, *sinks, server=place.server))
 
 
-def _journal_writer(url: str, journal: str, stream: Stream, frames: Frames) -> DataStreamWriter:
+def _journal_writer(place: StorePlace, journal: str, stream: Stream, frames: Frames) -> DataStreamWriter:
     """What does not match goes to another journal, row by row, with the rest of the batch."""
     rows = messages_of(frames.result)
-    options = {"path": url, "ledgerName": stream.full_name}
+    options = {"path": place.url, "ledgerName": stream.full_name, **place.options}
     if frames.rejected is None or stream.quarantine is None:
         options["journal"] = journal
     else:
@@ -140,7 +141,8 @@ def _sink(stream: Stream, output: Output) -> Sink:
         return to_queue(output.name, select=_then(published_of))
     if isinstance(output, Delta):
         keys, columns = list(output.merge_on) or None, list(output.partition_by) or None
-        return _External(to_delta(output.path, merge_on=keys, partition_by=columns))
+        storage = dict(output.storage) or None
+        return _External(to_delta(output.path, merge_on=keys, partition_by=columns, storage_options=storage))
     assert isinstance(output, Custom)
     inner = output.sink
     return _StoreResult(inner) if isinstance(inner, EngineSink) else _External(inner)

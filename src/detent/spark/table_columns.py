@@ -27,7 +27,7 @@ from detent.settings.setting import Setting, Settings, Text
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 8 << 20
-"""A batch ends with so many rows or bytes of payloads, whichever comes first: a task holds one of them at a time."""
+"""A batch ends with so many rows or bytes of bodies, whichever comes first: a task holds one of them at a time."""
 
 TIME_MS_MAX: Final = 253_402_300_799_000
 """The end of the year 9999, where calendars end. Nobody who says a later time means one."""

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final
 
 from detent.codec import journal as records
-from detent.codec.journal import Producer
+from detent.codec.journal import ProducerRecord
 from detent.errors import Invalid, NotFound
 from detent.journal import JournalInfo
 from detent.kv import Reader, open_reader
@@ -156,7 +156,7 @@ def producers(store: Store, name: str) -> Iterator[Row]:
         while True:
             page = _page(reader, start, end)
             for key, value in page:
-                yield (name, *_producer(key[head:], Producer.decode(value)))
+                yield (name, *_producer(key[head:], ProducerRecord.decode(value)))
             if len(page) < PRODUCERS_PAGE:
                 return
             start = page[-1][0] + b"\0"
@@ -167,7 +167,7 @@ def _page(reader: Reader, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]
         return list(islice(view.scan(start, end), PRODUCERS_PAGE))
 
 
-def _producer(producer: bytes, known: Producer) -> Row:
+def _producer(producer: bytes, known: ProducerRecord) -> Row:
     is_open = known.begin != NO_SPAN
     return (
         producer,

@@ -1,6 +1,6 @@
 """The tables about queues: their settings and numbers, their messages, what has failed, attempts, readers.
 
-All of it is asked of the store's owner, page by page; payloads are read from the store itself where it has files.
+All of it is asked of the store's owner, page by page; bodies are read from the store itself where it has files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from detent.codec.published import FOREVER, URI
 from detent.errors import NotFound
 from detent.queue import QueueInfo, listing
 from detent.queue import operations as ops
-from detent.remote.contents import Room
+from detent.remote.contents import AnswerRoom
 from detent.settings.queue import QUEUE
 from detent.spark.table_columns import (
     BATCH_BYTES,
@@ -40,7 +40,7 @@ CONTENT: Final[Columns] = {
     "created_at": TIME,
     "received_at": TIME,
     "headers": TEXT_BY_NAME,
-    "payload": BYTES,
+    "body": BYTES,
     "uri": TEXT,
 }
 """What a message says itself; all of it null where it is gone, as it is of messages that are done."""
@@ -237,7 +237,7 @@ def _with_content(store: Store, page: Any) -> Iterator[tuple[Any, Row]]:
         if page.contents is not None:
             rows = page.contents
         else:
-            room = Room(BATCH_BYTES)
+            room = AnswerRoom(BATCH_BYTES)
             rows = store.messages.leading([one.message for one in left], [one.record for one in left], room.fits)
         yield from zip(left, map(_content, rows), strict=False)
         left = left[len(rows) :]
@@ -247,8 +247,8 @@ def _content(row: ops.AttachedContent | None) -> Row:
     kind, data, about = row or (0, None, None)
     if data is None or about is None:
         return (None,) * len(CONTENT)
-    payload, uri = (None, data.decode()) if kind == URI else (data, None)
-    return about.created_ms, about.received_ms, about.headers, payload, uri
+    body, uri = (None, data.decode()) if kind == URI else (data, None)
+    return about.created_ms, about.received_ms, about.headers, body, uri
 
 
 # -- attempts and readers ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ What all parts that keep something there have in common; what they keep stands w
 
     dialects.py      what the two call the same thing, and what their errors mean
     tables.py        names of tables, and in which schema they are
+    port.py          statements in text, on whatever connection a program brings
 
 On SQLAlchemy:
 

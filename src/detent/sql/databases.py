@@ -19,7 +19,16 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from detent import forks
 from detent.errors import Invalid
-from detent.sql.dialects import AUTOCOMMIT, DIALECTS, SQLITE, check_sqlite, place_of_file, place_of_server
+from detent.sql.dialects import (
+    AUTOCOMMIT,
+    DIALECTS,
+    SQLITE,
+    SQLITE_FILE,
+    SQLITE_SAFETY,
+    check_sqlite,
+    place_of_file,
+    place_of_server,
+)
 from detent.sql.transactions import reaching, transact
 
 BUSY_MS: Final = 30_000
@@ -118,8 +127,8 @@ def planned_postgres(engine: Engine) -> Engine:
 
 
 def durable_sqlite(engine: Engine) -> Engine:
-    """SQLite as shards need it: a commit that returns is on the disk, and who writes has the lock from the start, since
-    a transaction that reads and then cannot write has to be thrown away."""
+    """SQLite as shards need it: a commit that returns is on the disk, and a transaction has the lock from the start,
+    since one that reads and then cannot write has to be thrown away."""
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _record: Any) -> None:
@@ -156,7 +165,7 @@ def _check_sqlite(engine: Engine, what: str) -> None:
     if isinstance(engine.pool, StaticPool | SingletonThreadPool):
         raise Invalid(f"{what} needs connections that are not shared: leave out poolclass={type(engine.pool).__name__}")
     with engine.connect() as connection:
-        file = connection.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'").scalar()
+        file = connection.exec_driver_sql(SQLITE_FILE).scalar()
     if not file:
         raise Invalid(f"{what} needs a file, and the engine's database is in memory: it is lost with the process")
 
@@ -167,9 +176,7 @@ def _begin_sqlite(connection: Connection) -> None:
     if not driver.in_transaction:
         driver.execute("PRAGMA synchronous = FULL")
         driver.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-    ((synchronous,),) = driver.execute("PRAGMA synchronous").fetchall()
-    ((journal,),) = driver.execute("PRAGMA journal_mode").fetchall()
-    check_sqlite(synchronous, journal)
+    check_sqlite(*driver.execute(SQLITE_SAFETY).fetchall()[0])
     if getattr(driver, "autocommit", False) is True:
         raise Invalid(AUTOCOMMIT)
 

@@ -55,6 +55,14 @@ _SAFE_JOURNALS: Final = ("delete", "truncate", "persist", "wal")
 _FULL: Final = 2
 """SQLite's ``synchronous`` from which on a commit that returned is on the disk."""
 
+SQLITE_SAFETY: Final = (
+    "SELECT (SELECT synchronous FROM pragma_synchronous), (SELECT journal_mode FROM pragma_journal_mode)"
+)
+"""Both at once: what a connection was set to outlives its use, and others use it, too."""
+
+SQLITE_FILE: Final = "SELECT file FROM pragma_database_list WHERE name = 'main'"
+"""The file of a database of SQLite's; none for one in memory."""
+
 _COMMENTS: Final = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _LOOKED_AT: Final = 4_096
 """Letters of a statement in which its first word is looked for, behind comments."""
@@ -150,8 +158,8 @@ def place_of_server(dialect: str, host: Any, port: Any, database: Any) -> str:
 
 
 def ends_transaction(statement: Any) -> bool:
-    """Whether a statement in text is one that ends a transaction; back to a savepoint is no end. Of several in one text
-    the first is looked at: where the others begin cannot be told without reading SQL."""
+    """Whether a statement in text is one that ends a transaction; going back to a savepoint does not end it. Of several
+    in one text the first is looked at: where the others begin cannot be told without reading SQL."""
     if not isinstance(statement, str):
         return False
     first = _COMMENTS.sub(" ", statement[:_LOOKED_AT]).lstrip(" \t\r\n;").split(";", 1)[0]

@@ -40,8 +40,8 @@ def table_named(name: str, dialect: str | None = None) -> TableName:
     parts = name.split(".") if isinstance(name, str) else []
     if len(parts) not in (1, 2) or not all(_PART.fullmatch(part) for part in parts):
         raise Invalid(
-            f"{name!r} is no name of a table: write up to {NAME_MAX} letters, digits and underscores, with the name of "
-            "a schema and a dot before it if need be"
+            f"{name!r} is not the name of a table: write up to {NAME_MAX} letters, digits and underscores, with the "
+            "name of a schema and a dot before it if need be"
         )
     table = TableName(parts[0] if len(parts) == 2 else "", parts[-1])
     if dialect == SQLITE and table.schema not in ("", "main"):
@@ -74,3 +74,21 @@ def within(schema: str | None, table: str) -> str:
     ``search_path`` does not change where the table is."""
     is_plain = schema is not None and _PART.fullmatch(schema) is not None and not schema.startswith("pg_")
     return f"{schema}.{table}" if is_plain and "." not in table else table
+
+
+def index(dialect: str, table: TableName, suffix: str, what: str) -> str:
+    """An index is in the schema of its table; SQLite wants that said of the index, PostgreSQL of the table."""
+    index = TableName(table.schema if dialect == SQLITE else "", f"{table.name}_{suffix}").quoted
+    on = TableName("" if dialect == SQLITE else table.schema, table.name).quoted
+    return f"CREATE INDEX IF NOT EXISTS {index} ON {on} {what}"
+
+
+def text_type(dialect: str) -> str:
+    """The type of text that is compared byte by byte: an index whose order came from the operating system is broken by
+    its next update, and a key that is not found again is an effect that happens twice."""
+    return 'text COLLATE "C"' if dialect == POSTGRESQL else "text"
+
+
+def skipping(dialect: str) -> str:
+    """Rows that another transaction is about to change are left to it. SQLite has one writer."""
+    return " FOR UPDATE SKIP LOCKED" if dialect == POSTGRESQL else ""

@@ -5,8 +5,8 @@ The contract, which every kind keeps:
 * `restore` raises the fence first and reads second. Once it has returned, no commit of a process that restored earlier
   succeeds.
 * `commit` checks the fence, writes the state's changes and the checkpoint, all in one atomic and durable step, or
-  raises; `Fenced` when somebody restored since. A commit with an unknown outcome raises too: the shard then restores,
-  and finds out.
+  raises; `Fenced` when another process restored since. A commit with an unknown outcome raises too: the shard then
+  restores, and finds out.
 * While a transaction commits, the next one is consumed. Its handle shows what the one before has changed, or waits.
 """
 
@@ -43,7 +43,7 @@ class State(ABC):
         """The state of one shard. Nothing is claimed before it is restored. `store` is the one of the consumer."""
 
     def standby(self, store: Store, shard: ShardName) -> Standby | None:
-        """Somebody who follows the shard while another process has it; None if there is nothing to follow."""
+        """What follows the shard while another process has it; None if there is nothing to follow."""
         del store, shard
         return None
 

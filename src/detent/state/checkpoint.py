@@ -1,7 +1,7 @@
 """A checkpoint: how far a shard has read, and what it has promised to acknowledge.
 
-It commits with the state, in one transaction of the state's own store. Whoever restores it knows both halves of the
-truth: where to read on, and which messages of the last transaction downstream readers may see.
+It commits with the state, in one transaction of the state's own store. A process that restores it knows both
+halves of the truth: where to read on, and which messages of the last transaction downstream readers may see.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     wrote: list[tuple[str, str]] = []
 
     def encode(self) -> bytes:
-        """As bytes, with a checksum. `LimitExceeded` if nobody would read it back."""
+        """As bytes, with a checksum. `LimitExceeded` if it could not be read back."""
         return _sealing.encode(self)
 
     @classmethod

@@ -88,7 +88,7 @@ class EngineShardState(ShardState):
 
 class _StoredEntries(Entries):
     """The entries of one shard, in the store. Where there are files, a transaction reads through one view of them: what
-    it reads is changed by nobody else, and what is not durable yet is in memory."""
+    it reads is not changed by others, and what is not durable yet is in memory."""
 
     def __init__(self, store: Store, shard: ShardName, number: int) -> None:
         self._store = store

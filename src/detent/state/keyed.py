@@ -119,7 +119,7 @@ class Space:
             value = self._values[key]
             raw = None if value is _ABSENT else encoded(key, value)
             if raw is not None and type(value) not in _SCALARS:
-                # From here on as after a restart, and out of reach of whoever still holds the old one.
+                # From here on as after a restart, and out of reach of code that still holds the old one.
                 self._values[key] = same(key, value, raw)
             if raw != self._encoded[key]:
                 changes[key] = self._encoded[key] = raw
@@ -206,7 +206,7 @@ class KeyedState(MutableMapping[str, Any]):
         return len(self._touched) >= TOUCHED_MAX
 
     def seal(self) -> Changes:
-        """What the transaction changed. Nobody uses this object afterwards."""
+        """What the transaction changed. This object is not used afterwards."""
         changes = self._live().changes(list(self._touched))
         self._end()
         return changes
@@ -275,4 +275,4 @@ def decoded(key: str, raw: bytes) -> Any:
     try:
         return _decode(raw)
     except MALFORMED as error:
-        raise Corrupt(f"the value of {key!r} is no JSON: {error}") from error
+        raise Corrupt(f"the value of {key!r} is not JSON: {error}") from error

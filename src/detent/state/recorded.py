@@ -25,15 +25,13 @@ from detent.state.checkpoint import Checkpoint
 from detent.state.keyed import Changes, Entries, KeyedState, Space, puts_and_deletes
 from detent.state.recovery_log import Playback
 from detent.state.state_file import StateFile
+from detent.stream.opening import OWN
 
 if TYPE_CHECKING:
     from detent.store import Store
 
-OWN_STORE: Final = ""
-"""The name that a checkpoint has for the consumer's own store."""
-
 HANDOFF_TRIES: Final = 1_000
-"""How often somebody tries to take over a log that its author keeps writing to, between two looks at its end."""
+"""How often a process tries to take over a log that its author keeps writing to, between two looks at its end."""
 
 SNAPSHOT_BYTES_MIN: Final = 4 << 20
 """A log shorter than this is played faster than a snapshot is worth."""
@@ -101,7 +99,7 @@ class RecordedShardState(ShardState):
         return self._playback.checkpoint
 
     def _hand_off(self) -> None:
-        """Play to the end of the log and, if nobody wrote meanwhile, become its author."""
+        """Play to the end of the log and, if no other process wrote meanwhile, become its author."""
         self._author = secrets.token_hex(8)
         for _ in range(HANDOFF_TRIES):
             log.play_log(self._store, self._journal, self._playback)
@@ -117,7 +115,7 @@ class RecordedShardState(ShardState):
                     ]
                 )
             except Conflict:
-                continue  # somebody wrote: that belongs to the state, too
+                continue  # another process wrote: that belongs to the state, too
             self._playback.play(body)
             return
         raise Unavailable(
@@ -147,9 +145,9 @@ class RecordedShardState(ShardState):
     def commit(self, sealed: Changes, checkpoint: Checkpoint, outputs: Sequence[Operation]) -> None:
         assert not outputs, "messages of a recorded state are pending until they are acknowledged"
         puts, deletes = puts_and_deletes(sealed)
-        record = log.Recorded(self._author, self._next, self._playback.digest, checkpoint.encode(), puts, deletes)
+        record = log.RecordedCommit(self._author, self._next, self._playback.digest, checkpoint.encode(), puts, deletes)
         # The log is in the store of these messages: what it promises must not be rolled back as long as it stands.
-        promised = checkpoint.intents.get(OWN_STORE, [])
+        promised = checkpoint.intents.get(OWN, [])
         held = [intent.hold(self._journal) for intent in promised if intent.begun]
         self._record(record, held)
         due = max(self._snapshot_bytes, SNAPSHOT_FACTOR * self._snapshot_size)

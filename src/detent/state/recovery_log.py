@@ -1,11 +1,11 @@
 """The recovery log: a journal that holds every change of a recorded state, and now and then the whole of it.
 
-    handoff   somebody takes over; the register `author` names it, in the same transaction
+    handoff   a process takes over; the register `author` names it, in the same transaction
     commit    the changes of one transaction, and its checkpoint
     snapshot  a part of the whole state; the register `snapshot` says at which offset the newest complete one begins
 
 Each record carries its number and the digest of the one before, so that a reader who skips or repeats one notices.
-Whoever writes checks the register `author` in the transaction of the append: of two authors only the last can write.
+A writer checks the register `author` in the transaction of the append: of two authors only the last can write.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Handoff(msgspec.Struct, frozen=True, array_like=True, tag="h", forbid_unkn
     previous: bytes
 
 
-class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="c", forbid_unknown_fields=True):
+class RecordedCommit(msgspec.Struct, frozen=True, array_like=True, tag="c", forbid_unknown_fields=True):
     """What one transaction changed."""
 
     author: str
@@ -71,10 +71,10 @@ class SnapshotPart(msgspec.Struct, frozen=True, array_like=True, tag="s", forbid
     checkpoint: bytes | None
 
 
-Record = Handoff | Recorded | SnapshotPart
+Record = Handoff | RecordedCommit | SnapshotPart
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decoder: Final[msgspec.msgpack.Decoder[Record]] = msgspec.msgpack.Decoder(Handoff | Recorded | SnapshotPart)
+_decoder: Final[msgspec.msgpack.Decoder[Record]] = msgspec.msgpack.Decoder(Handoff | RecordedCommit | SnapshotPart)
 
 
 def encode_record(record: Record) -> bytes:
@@ -87,7 +87,7 @@ def decode_record(body: bytes) -> Record:
     try:
         return _decoder.decode(body)
     except MALFORMED as error:
-        raise Corrupt(f"a message of a recovery log is no record of one: {error}") from error
+        raise Corrupt(f"a message of a recovery log is not a record of one: {error}") from error
 
 
 class Playback:
@@ -120,7 +120,7 @@ class Playback:
                 f"the recovery log goes on at offset {self.at} with record {record.sequence}, which does not follow "
                 f"record {self.sequence}"
             )
-        if isinstance(record, Recorded):
+        if isinstance(record, RecordedCommit):
             self._apply(record)
         elif isinstance(record, SnapshotPart):
             self._gather(record)
@@ -129,7 +129,7 @@ class Playback:
         self.at += 1
         self.bytes_since_snapshot += len(body)
 
-    def _apply(self, record: Recorded) -> None:
+    def _apply(self, record: RecordedCommit) -> None:
         if self._parts is not None:
             raise Corrupt(f"the snapshot before offset {self.at} of the recovery log has no end")
         self.entries.update(record.puts)

@@ -123,7 +123,7 @@ class SqlState(State):
         if not isinstance(engine, str) and not callable(engine):
             raise Invalid(f"{_WHAT} needs the URL of a database, or a function that answers an engine, not {engine!r}")
         if not isinstance(table, str) or not table:
-            raise Invalid(f"{table!r} is no name of a table")
+            raise Invalid(f"{table!r} is not the name of a table")
         self._rows = _table(table)
         self._database = Database(engine, _WHAT, "shards.db", self._prepare)
 

@@ -26,7 +26,7 @@ FILE_BYTES_MAX: Final = 16 << 30
 _CHECKSUM_BYTES: Final = 17
 
 
-class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _FileHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first line: what the rest is a copy of."""
 
     format: int
@@ -54,7 +54,7 @@ class StateFile:
         """Write it anew: beside the old one, synced, then in its place."""
         assert playback.checkpoint is not None
         body = msgspec.json.encode({key: msgspec.Raw(value) for key, value in playback.entries.items()})
-        head = _Head(
+        head = _FileHead(
             FORMAT,
             log,
             playback.at,
@@ -93,7 +93,7 @@ class StateFile:
             raise Corrupt(f"{self.path} does not match its checksum, or is of another format")
         first, _, body = content.partition(b"\n")
         try:
-            head = msgspec.json.decode(first, type=_Head)
+            head = msgspec.json.decode(first, type=_FileHead)
             if head.format != FORMAT:
                 raise Corrupt(f"{self.path} has format {head.format}, and this release knows format {FORMAT}")
             playback = Playback()
@@ -102,7 +102,7 @@ class StateFile:
             playback.checkpoint = Checkpoint.decode(bytes.fromhex(head.checkpoint))
             playback.digest = bytes.fromhex(head.digest)
         except (*MALFORMED, ValueError) as error:
-            raise Corrupt(f"{self.path} is no state file: {error}") from error
+            raise Corrupt(f"{self.path} is not a state file: {error}") from error
         if head.log != log:
             return None
         playback.at, playback.sequence = head.at, head.sequence

@@ -5,8 +5,11 @@ A processor is a consumer of one shard (docs/decisions/0024), and a tailer keeps
     following.py   a place in a journal: read on or back from it, loudly when messages are gone
     bell.py        waiting for several journals at once: each rings the same bell when it has grown
     record.py      what a shard keeps in a store: bytes that only its newest owner replaces
-    membership.py  a member of a consumer: it takes shards, renews their leases, and gives them back
-    members.py     what members call themselves, so that a death on the same machine is noticed
+    opening.py     a consumer or a graph with its stores open, and a loop for its coroutines
+    membership.py  a member of a consumer: it takes shards, renews their leases, and gives them back;
+                   members that die on the same machine are noticed
+    told.py        what a task without shards says of itself, kept by the store's owner while it runs
+    sharing.py     the rules by which every member decides which shards it takes, from the same table
 
 Without a consumer or a graph:
 

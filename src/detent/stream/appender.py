@@ -1,4 +1,4 @@
-"""Appenders: writing to a journal so that whoever writes again, after a crash too, writes nothing twice."""
+"""Appenders: writing to a journal so that a program which writes again, after a crash too, writes nothing twice."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Appender:
             raise Invalid(f"messages are numbered from 0 on, by whole numbers below {AT_MAX}, not {number!r}")
 
     def _settle(self, kept: KeptPlace) -> None:
-        """What nobody has answered, may have been appended or not."""
+        """An append without an answer may have happened or not."""
         before = kept.saved
         kept.settle()
         if kept.saved is not None and kept.saved != before:

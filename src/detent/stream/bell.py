@@ -73,7 +73,7 @@ class Growth:
 
     def is_still(self, offset: int) -> bool:
         """Whether this offset is known to be the next one, without a look: the owner is in this process, and has
-        announced just that. A look costs more than all else that somebody does who waits for each message.
+        announced just that. A look costs more than all else that a reader does which waits for each message.
 
         A journal that was deleted since is still, too: look now and then.
         """

@@ -113,7 +113,7 @@ class Following:
 
     @property
     def _ready(self) -> list[Message]:
-        """What was read last, as messages: made when somebody asks for one."""
+        """What was read last, as messages: made when one is asked for."""
         if self._made is None:
             assert self._columns is not None
             self._made = self._columns.messages

@@ -1,7 +1,7 @@
 """A place that outlives its process: how far a tailer has read, or up to which number an appender has written.
 
-The store keeps it as it keeps the progress of a consumer with one shard. Whoever opens it raises its fence, and whoever
-had it open before saves nothing any more.
+The store keeps it as it keeps the progress of a consumer with one shard. The object that opens it raises its
+fence, and one that had it open before saves nothing any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kind = Literal["tailer", "appender"]
 FORMAT: Final = 1
 
 PLACE_BYTES_MAX: Final = 64
-"""Three numbers of up to nine bytes, and what is around them: anything longer is no place."""
+"""Three numbers of up to nine bytes, and what is around them: anything longer is something else."""
 
 AT_MAX: Final = ops.OFFSET_MAX
 
@@ -48,7 +48,7 @@ class SavedPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     @classmethod
     def decode(cls, data: bytes) -> SavedPlace:
-        """From bytes; `Corrupt` if they are no place, or not as they were written."""
+        """From bytes; `Corrupt` if they are something else, or not as they were written."""
         return _sealing.decode(data)
 
 
@@ -59,8 +59,8 @@ def consumer_name(kind: Kind, journal: str, name: str) -> str:
     """What the store calls the consumer that keeps a place."""
     names.check_name(journal, "journal")
     names.check_name(name, kind)
-    if "/" in name:  # a journal's name may have parts, and then nobody could tell where it ends
-        raise Invalid(f"{name!r} is no name of a {kind}: it has no parts, so use no '/'")
+    if "/" in name:  # a journal's name may have parts, and then it could not be told where it ends
+        raise Invalid(f"{name!r} is not the name of a {kind}: it has no parts, so leave out the '/'")
     return f"{kind}/{journal}/{name}"
 
 
@@ -72,7 +72,7 @@ class KeptPlace:
         self._store = store
         self._what = f"the {kind} {name!r} of {journal!r}"
         self._journal = journal
-        self._reports = kind == "tailer"  # what an appender counts are no offsets
+        self._reports = kind == "tailer"  # an appender counts numbers of its own, not offsets
         self._record = FencedRecord(store, self.consumer)
         opened = self._record.open([journal])
         self._unsure = False
@@ -123,8 +123,8 @@ class KeptPlace:
         self._pending = (transaction, transaction.add(self._operation(place)), place)
 
     def settle(self, current: Transaction | AsyncTransaction | None = None) -> bool:
-        """Nobody may have said what became of the last save. Then look, behind a new fence: what was under way until
-        then comes to nothing. Whether a transaction took effect that nobody has seen commit."""
+        """The last save may be without an answer. Then look, behind a new fence: what was under way until then
+        comes to nothing. Whether a transaction took effect although its commit was not seen."""
         before, was_lost = self.saved, self._lose(current)
         if not self._unsure:
             return False
@@ -137,7 +137,7 @@ class KeptPlace:
         return Fenced(f"{self._what} was opened again, by this process or another one: stop, or open it again")
 
     def _lose(self, current: Transaction | AsyncTransaction | None) -> bool:
-        """Whether a transaction has the place that nobody has seen commit, and that is not the one in hand."""
+        """Whether a transaction has the place whose commit was not seen, and which is not the one in hand."""
         if self._pending is None:
             return False
         transaction, index, place = self._pending

@@ -1,4 +1,5 @@
-"""A member of a consumer: it says that it is alive, takes shards, and gives them back.
+"""A member of a consumer: it says that it is alive, takes shards, and gives them back. Its name tells other members on
+the same machine whether it has died.
 
 A lease says who should work; what keeps two from it is the fence of the record. So a lease may be lost at any time, and
 a holder that has died on this machine need not be waited for.
@@ -7,13 +8,15 @@ a holder that has died on this machine need not be waited for.
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from detent.engine import Operation
 from detent.runtime.task import Next, Task
 from detent.shard import operations as ops
-from detent.stream.members import has_died, new_member
 
 if TYPE_CHECKING:
     from detent.store import Store
@@ -91,3 +94,44 @@ class Beats(Task):
             self._beat()
         self._is_new = False
         return self._period_s
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+_HOST_LETTERS: Final = 40
+_BOOT_LETTERS: Final = 8
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def _host() -> str:
+    """The machine; or the container, which may share the machine's name and does not see the processes of others. Names
+    are given more than once, and each machine counts its containers anew: what tells it from all others is the number
+    that its kernel drew when it started."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+        boot = BOOT_ID.read_text().strip().replace("-", "")[:_BOOT_LETTERS]
+    except OSError:  # there is none, or this process may not look
+        space, boot = 0, ""
+    return f"{socket.gethostname()[:_HOST_LETTERS]}.{boot}{space:x}"
+
+
+def new_member() -> str:
+    """A name for this process: the machine, the process, and something random."""
+    return f"{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def has_died(member: str) -> bool:
+    """Whether a member was a process of this machine that is not there any more. False where that cannot be told.
+
+    It only spares waiting for the end of a lease: what keeps two from working is the fence.
+    """
+    host, _, rest = member.rpartition("-")[0].rpartition("-")
+    if host != _host() or not rest.isdigit():
+        return False
+    try:
+        os.kill(int(rest), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False

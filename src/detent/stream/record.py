@@ -93,13 +93,13 @@ class Sealing(Generic[Value]):
     def __init__(self, kind: type[Value], what: str, head: bytes, bytes_max: int, *, hint: str = "") -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._what = what
-        self._head = head
+        self.head = head
         self._bytes_max = bytes_max
         self._hint = hint
 
     def encode(self, value: Value) -> bytes:
         """As bytes. `LimitExceeded` if they are too many to be read back."""
-        content = self._head + _encode(value)
+        content = self.head + _encode(value)
         if len(content) + CHECKSUM_BYTES > self._bytes_max:
             raise LimitExceeded(
                 f"{self._what} of {len(content)} bytes is over the limit of {self._bytes_max}{self._hint}"
@@ -108,13 +108,13 @@ class Sealing(Generic[Value]):
 
     def decode(self, data: bytes) -> Value:
         """From bytes; `Corrupt` if they are something else, or not as they were written."""
-        content, checksum, size = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:], len(self._head)
+        content, checksum, size = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:], len(self.head)
         if len(data) > self._bytes_max or len(content) < size:
             raise Corrupt(f"{len(data)} bytes are not {self._what}")
         if xxhash.xxh64_digest(content) != checksum:
             raise Corrupt(f"{self._what} does not match its checksum")
-        if content[:size] != self._head:
-            found, known = (" and kind ".join(map(str, head)) for head in (content[:size], self._head))
+        if content[:size] != self.head:
+            found, known = (" and kind ".join(map(str, head)) for head in (content[:size], self.head))
             raise Corrupt(
                 f"{self._what} of format {found}, and this release knows format {known}. Something else has written "
                 "under this name, or a newer release"

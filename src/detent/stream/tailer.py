@@ -30,8 +30,8 @@ _turns: Final = itertools.count(1)
 """Numbers what `any_of` has read, in all of the process: so it knows which tailer has waited longest for its turn."""
 
 
-class _Bell:
-    """Rings for whoever waits at the moment, alone or for several tailers."""
+class _TailersBell:
+    """Rings for the thread that waits at the moment, on one tailer or on several."""
 
     event: threading.Event | None = None
 
@@ -77,7 +77,7 @@ class Tailer:
         """The offset of the message that was read last."""
         self._autosave = autosave
         self._following = Following(store.reader, journal, 0)
-        self._bell = _Bell()
+        self._bell = _TailersBell()
         self._growth: Growth | None = None
         self._is_backward = False
         self._is_unblocked = False
@@ -224,7 +224,7 @@ class Tailer:
         return self._turned(False)
 
     def backward(self) -> Self:
-        """Read towards the beginning. Whoever turns round reads the same message again."""
+        """Read towards the beginning. After a turn the same message is read again."""
         return self._turned(True)
 
     def _turned(self, is_backward: bool) -> Self:

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import unquote, urlsplit
 
-import pyarrow.parquet as pq
+import pyarrow as pa
 
 from detent.errors import Invalid, Unavailable
 from detent.extras import install_command
 from detent.tables.delta_log import known_applications, sync_log
-from detent.tables.delta_schema import check_columns
-from detent.tables.files import DataFile, WrittenFile, is_local
-from detent.tables.statistics import footer_statistics
+from detent.tables.delta_schema import check_columns, required_columns
+from detent.tables.files import FilePlan, WrittenFile, is_local, schema_bytes
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -54,6 +55,21 @@ class DeltaPlace:
 
     uri: str
     storage: Mapping[str, str] = field(default_factory=dict)
+    kind: ClassVar = "Delta"
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str], storage: Mapping[str, str] = _NONE) -> DeltaPlace:
+        """A table by a path, which is made absolute, a ``file:`` URL, or another URL."""
+        text = os.fspath(path)
+        if not isinstance(text, str) or not text:
+            raise Invalid(f"a Delta table is a folder, or a URL such as s3://bucket/table, and not {path!r}")
+        parts = urlsplit(text)
+        if parts.scheme == "file":
+            return cls(str(Path(unquote(parts.path)).absolute()), storage)
+        return cls(text if "://" in text else str(Path(text).absolute()), storage)
+
+    def __str__(self) -> str:
+        return f"the Delta table {self.uri}"
 
     def open(self) -> DeltaTable:
         """A view of the table as it is now. A view does not follow its own commits, and gets slower with each."""
@@ -91,9 +107,24 @@ class DeltaPlace:
                 change(view, properties)
             except failed as error:
                 failure, table = error, None
+            except (deltalake_module().exceptions.DeltaError, OSError):
+                if look(self.open()) is None:  # it was made, and its answer was lost
+                    return None
+                raise
             else:
                 return view
         raise Unavailable(f"others wrote to the Delta table {self.uri} first, {attempts} times") from failure
+
+    def plan(self, view: DeltaTable, **how: Any) -> FilePlan:
+        """How tasks write files that belong into the table; `how` are arguments of `FilePlan`."""
+        schema = schema_bytes(pa.schema(view.schema().to_arrow()))
+        partitions = tuple(view.metadata().partition_columns)
+        return FilePlan(self.uri, dict(self.storage), schema, partitions, required_columns(view), **how)
+
+    def adding(self, view: DeltaTable, files: Sequence[WrittenFile], mode: str = "append") -> Change:  # noqa: ARG002
+        """The change that brings files of tasks into the table, beside what is there or (``overwrite``) in its
+        place."""
+        return adding([add_of_task(file) for file in files], mode)
 
     def widen(self, table: DeltaTable, wanted: Any, attempts: int) -> None:
         """Give the table the columns of a schema that it lacks; `Invalid` if it has others of these names."""
@@ -180,16 +211,11 @@ def adding(adds: Sequence[Any], mode: str = "append") -> Change:
 
 def add_of_task(file: WrittenFile) -> Any:
     """A file that a task wrote, for a commit."""
-    return deltalake_module().transaction.AddAction(**file._asdict(), data_change=True)
-
-
-def add_of_batch(file: DataFile, folder: str) -> Any:
-    """A file of a batch, for a commit to the table in a folder."""
     return deltalake_module().transaction.AddAction(
-        path=str(Path(file.path).relative_to(folder)),
-        size=file.bytes,
-        partition_values={},
-        modification_time=file.modified_ms,
+        path=file.path,
+        size=file.size,
+        partition_values=file.partition_values,
+        modification_time=file.modification_time,
         data_change=True,
-        stats=json.dumps(footer_statistics(pq.read_metadata(file.path))),
+        stats=file.stats,
     )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.errors import Invalid
-from detent.tables.files import FilePlan
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -54,12 +52,9 @@ def _check_type(kind: Any, column: str) -> None:
         raise Invalid(f"the column {column} is {kind.simpleString()}, which a Delta table does not hold: cast it")
 
 
-def file_plan(
-    table: DeltaTable, uri: str, storage: Mapping[str, str], schema: Any, partition_by: tuple[str, ...]
-) -> FilePlan:
-    """How tasks write files that belong into a table; `Invalid` if rows of this schema do not."""
+def check_partitions(table: DeltaTable, uri: str, partition_by: tuple[str, ...]) -> None:
+    """`Invalid` if a table is partitioned otherwise than the caller says, or by values without one text."""
     fields = json.loads(table.schema().to_json())["fields"]
-    check_columns(fields, json.loads(delta_schema(schema).to_json())["fields"], uri)
     partitions = tuple(table.metadata().partition_columns)
     if partition_by and partition_by != partitions:
         raise Invalid(f"the Delta table {uri} is partitioned by {list(partitions)}, not {partition_by}")
@@ -67,7 +62,6 @@ def file_plan(
     for name in partitions:
         if kinds[name] not in _PARTITION:
             raise Invalid(f"{name} is {kinds[name]}: a table is partitioned by one of {', '.join(_PARTITION)}")
-    return FilePlan(uri, dict(storage), tuple(kinds), partitions, required_columns(table))
 
 
 def required_columns(table: DeltaTable) -> tuple[str, ...]:

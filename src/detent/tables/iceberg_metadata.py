@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -65,8 +66,10 @@ def lightened(metadata: TableMetadata) -> TableMetadata:
     )
 
 
-def forgetting(table: Table) -> tuple[tuple[TableRequirement, ...], tuple[TableUpdate, ...]]:
-    """The change that drops old snapshots, once there are enough of them; nothing until then.
+def forgetting(
+    table: Table, before_ms: float = math.inf
+) -> tuple[tuple[TableRequirement, ...], tuple[TableUpdate, ...]]:
+    """The change that drops old snapshots, from before a time, once there are enough of them; nothing until then.
 
     Those with a name stay, and those that are not of the table's own line. It costs no rows: a table that only grows
     has all of its files in the newest snapshot.
@@ -76,9 +79,10 @@ def forgetting(table: Table) -> tuple[tuple[TableRequirement, ...], tuple[TableU
 
     metadata = table.metadata
     kept = max(1, int(metadata.properties.get(SNAPSHOTS_PROPERTY, len(metadata.snapshots) + 1)))
-    history = [one.snapshot_id for one in ancestors_of(table.current_snapshot(), metadata)]
+    line = list(ancestors_of(table.current_snapshot(), metadata))
+    history = [one.snapshot_id for one in line]
     named = {reference.snapshot_id for reference in metadata.refs.values()}
-    old = [snapshot for snapshot in history[kept:] if snapshot not in named]
+    old = [one.snapshot_id for one in line[kept:] if one.snapshot_id not in named and one.timestamp_ms < before_ms]
     if len(history) < 2 * kept or not old:
         return (), ()
     head = AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": metadata.current_snapshot_id})

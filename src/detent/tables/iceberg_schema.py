@@ -83,10 +83,22 @@ def _type(kind: Any, ids: Iterator[int], column: str) -> IcebergType:
     return _PLAIN[shown]
 
 
-def lacks_columns(table: Schema, rows: Schema, name: str) -> bool:
-    """Whether the rows have columns, or fields of them, that the table lacks; `Invalid` if they cannot be its rows."""
+_WIDER: Final = ((IntegerType, LongType), (FloatType, DoubleType))
+
+
+def _holds(wide: IcebergType, narrow: IcebergType) -> bool:
+    """Whether a type holds all values of another one."""
+    if isinstance(wide, DecimalType) and isinstance(narrow, DecimalType):
+        return wide.scale == narrow.scale and wide.precision >= narrow.precision
+    return any(isinstance(narrow, lower) and isinstance(wide, upper) for lower, upper in _WIDER)
+
+
+def lacks_columns(table: Schema, rows: Schema, name: str, *, widens: bool = False) -> bool:
+    """Whether the rows have columns, or fields of them, that the table lacks; `Invalid` if they cannot be its rows.
+    With `widens`, a type that holds all values of the other one is no hindrance: the table's fits narrower rows, and it
+    lacks what is wider."""
     wrong: list[str] = []
-    is_lacking = _compare(table.as_struct(), rows.as_struct(), "", wrong)
+    is_lacking = _compare(table.as_struct(), rows.as_struct(), "", wrong, widens)
     if wrong:
         raise Invalid(
             f"the rows do not fit the Iceberg table {name}: {'; '.join(wrong)}. Cast or rename them in the transform"
@@ -94,23 +106,44 @@ def lacks_columns(table: Schema, rows: Schema, name: str) -> bool:
     return is_lacking
 
 
-def _compare(have: Any, want: Any, column: str, wrong: list[str]) -> bool:
+def check_same(table: Schema, rows: Schema, name: str) -> None:
+    """`Invalid` unless rows have the columns of the table and no others, of types that it holds."""
+    there, given = ({field.name for field in schema.fields} for schema in (table, rows))
+    wrong = [f"{column} is not in the table" for column in sorted(given - there)]
+    wrong += [f"{column} is not in the rows" for column in sorted(there - given)]
+    if not wrong and lacks_columns(table, rows, name, widens=True):
+        wrong.append("the table's types are narrower")
+    if wrong:
+        raise Invalid(
+            f"the rows do not fit the Iceberg table {name}: {'; '.join(wrong)}. Select what fits, or let the table "
+            "follow the rows with evolve=True"
+        )
+
+
+def _compare(have: Any, want: Any, column: str, wrong: list[str], widens: bool) -> bool:
     if isinstance(have, StructType) and isinstance(want, StructType):
-        return _compare_fields(have, want, f"{column}." if column else "", wrong)
+        return _compare_fields(have, want, f"{column}." if column else "", wrong, widens)
     if isinstance(have, ListType) and isinstance(want, ListType):
-        return _compare(have.element_type, want.element_type, column, wrong)
+        return _compare(have.element_type, want.element_type, column, wrong, widens)
     if isinstance(have, MapType) and isinstance(want, MapType):
-        is_lacking = _compare(have.key_type, want.key_type, column, wrong)
-        return _compare(have.value_type, want.value_type, column, wrong) or is_lacking
-    if have != want:
+        is_lacking = _compare(have.key_type, want.key_type, column, wrong, widens)
+        return _compare(have.value_type, want.value_type, column, wrong, widens) or is_lacking
+    if widens and _holds(want, have):
+        return True
+    if have != want and not (widens and _holds(have, want)):
         wrong.append(f"{column} is {want} in the rows and {have} in the table")
     return False
 
 
-def _compare_fields(have: StructType, want: StructType, prefix: str, wrong: list[str]) -> bool:
+def _compare_fields(have: StructType, want: StructType, prefix: str, wrong: list[str], widens: bool) -> bool:
     # Spark takes names that differ in case only for one, and Iceberg does not.
     there = {field.name.lower(): field for field in have.fields}
-    wrong += [f"{prefix}{field.name} may not be null in the table" for field in have.fields if field.required]
+    given = {field.name for field in want.fields} if widens else set()
+    wrong += [
+        f"{prefix}{field.name} may not be null in the table"
+        for field in have.fields
+        if field.required and field.name not in given
+    ]
     is_lacking = False
     for field in want.fields:
         found = there.get(field.name.lower())
@@ -119,5 +152,5 @@ def _compare_fields(have: StructType, want: StructType, prefix: str, wrong: list
         elif found.name != field.name:
             wrong.append(f"{prefix}{field.name} is called {prefix}{found.name} in the table")
         else:
-            is_lacking |= _compare(found.field_type, field.field_type, f"{prefix}{field.name}", wrong)
+            is_lacking |= _compare(found.field_type, field.field_type, f"{prefix}{field.name}", wrong, widens)
     return is_lacking

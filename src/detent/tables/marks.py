@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from detent.errors import OtherInput
 from detent.ledger.entering import ADVICE
 
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
+
+class View(Protocol):
+    """A table as it was at one moment. Marks are looked up in the view that a commit is made from."""
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """The last version of an application that the table has; None if it has none."""
 
 
 class BatchKey(NamedTuple):
@@ -49,12 +53,14 @@ def is_done(key: BatchKey, last: int | None, made_from: object, expected: object
     )
 
 
-class DeltaMark(NamedTuple):
-    """A batch as a Delta table marks it: the number of the batch is the version of an application, and its input, as a
-    number, that of a second one. A table keeps the last version of each application, over checkpoints of its log."""
+class TableMark(NamedTuple):
+    """A batch as a table marks it: the number of the batch is the version of an application, and its input, as a
+    number, that of a second one. A table keeps the last version of each application: Delta over checkpoints of its log,
+    Iceberg as properties, which outlive snapshots."""
 
     key: BatchKey
-    uri: str
+    where: str
+    """What the table is called in messages."""
 
     @property
     def _application(self) -> str:
@@ -69,13 +75,13 @@ class DeltaMark(NamedTuple):
         mixed = hashlib.blake2b(self.key.input + self.key.batch.to_bytes(8, "big"), digest_size=8).digest()
         return int.from_bytes(mixed, "big") >> 1
 
-    def is_in(self, table: DeltaTable) -> bool:
+    def is_in(self, view: View) -> bool:
         """Whether a table has the batch."""
-        last = table.transaction_version(self._application)
+        last = view.transaction_version(self._application)
         if last is None or last < self.key.batch:
             return False
-        made_from = table.transaction_version(self._input_application) if self.key.input else None
-        return is_done(self.key, last, made_from, self._input_version(), f"the Delta table {self.uri}")
+        made_from = view.transaction_version(self._input_application) if self.key.input else None
+        return is_done(self.key, last, made_from, self._input_version(), self.where)
 
     def versions(self) -> list[tuple[str, int]]:
         """What the commit of the batch says of these applications."""

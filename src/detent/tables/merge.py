@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from detent.errors import Corrupt, Invalid
 from detent.kv.localobjects import sync_directory
-from detent.tables.files import FilePlan, is_local
+from detent.tables.files import FilePlan, fitted, is_local
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -71,7 +71,8 @@ def merge_rows(plan: FilePlan, rows: Any, keys: tuple[str, ...], table: DeltaTab
     """Insert rows, and update those with the same key. Of what others have committed since `table` was opened nothing
     is lost: the commit is refused then."""
     _check_values(plan, rows)
-    source = rows.select(list(plan.columns)).cast(_schema_of(table))
+    (batch,) = rows.combine_chunks().to_batches()
+    source = pa.Table.from_batches([fitted(batch, plan.arrow_schema)])
     same = " AND ".join(f"target.{_quoted(name)} = source.{_quoted(name)}" for name in keys)
     merging = table.merge(source, same, source_alias="source", target_alias="target", commit_properties=properties)
     if len(keys) < len(plan.columns):
@@ -84,17 +85,13 @@ def merge_rows(plan: FilePlan, rows: Any, keys: tuple[str, ...], table: DeltaTab
 
 def _check_values(plan: FilePlan, rows: Any) -> None:
     for name in plan.required:
-        if rows.column(name).null_count:
+        if name not in rows.column_names or rows.column(name).null_count:
             raise Invalid(f"a row has no {name}, which may not be null in the Delta table {plan.uri}")
     for name in plan.partition_by:
-        if "" in rows.column(name).unique().to_pylist():
+        if name in rows.column_names and "" in rows.column(name).unique().to_pylist():
             raise Invalid(
                 "a Delta table cannot have an empty text in a partition column: make it null, or say what it is"
             )
-
-
-def _schema_of(table: DeltaTable) -> Any:
-    return pa.schema(table.schema().to_arrow())
 
 
 def _quoted(name: str) -> str:

@@ -17,6 +17,9 @@ DATA_FOLDER: Final = "data"
 BATCH: Final = re.compile(r"[0-9a-f]{32}-\d+")
 """The name of a batch: the token of the pipeline that made it, and a number. Folders of other names are not ours."""
 
+BATCH_FILE: Final = re.compile(rf".*/{DATA_FOLDER}/({BATCH.pattern})/")
+"""The batch of a file, in its path or URL: the last such folder, because a table may itself be in one named alike."""
+
 _steady: Final = OwnerTime()
 
 

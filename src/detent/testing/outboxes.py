@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from detent.bus.envelope import Envelope
+from detent.bus.messages import Envelope
 from detent.bus.outbox import Claim, OutboxCounts, OutboxStorage
 from detent.bus.unit_of_work import UnitOfWork
 from detent.errors import Fenced
@@ -153,7 +153,7 @@ class OutboxSuite(Suite):
         self.save("abc")
         assert _letters(self.claim(limit=1)) == ["a"]
 
-    def test_a_claimed_lane_is_nobody_elses(self) -> None:
+    def test_claimed_lane_belongs_to_one_forwarder(self) -> None:
         self.save("abc")
         assert self.claim(limit=1) is not None
         assert self.claim() is None, "two would forward one lane: its messages are sent twice, and in any order"
@@ -293,7 +293,7 @@ class OutboxSuite(Suite):
 
     # -- later --------------------------------------------------------------------------------------------------
 
-    def test_messages_for_later_hold_up_nobody(self) -> None:
+    def test_messages_for_later_hold_up_no_others(self) -> None:
         hour_ms = 3_600_000
         now_ms = round(time.time() * 1000)
         self.save("a", visible_ms=now_ms + hour_ms)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from detent.bus import envelope as wire
-from detent.bus.context import Context
+from detent.bus import messages as wire
+from detent.bus.app import Middleware
 from detent.bus.declared import Outcome
-from detent.bus.envelope import Envelope, Incoming
-from detent.bus.middleware import Middleware
-from detent.bus.observing import id_of, observed
+from detent.bus.looking import id_of, observed
+from detent.bus.messages import Envelope, Incoming
+from detent.bus.sending import Context
 from detent.bus.transport_queue import QueueTransport
 from detent.bus.unit_engine import EngineUnitOfWork
 from detent.durations import at_1970_ms

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from detent.bus.envelope import ID_BYTES_MAX
 from detent.bus.idempotency import MessageTracker
+from detent.bus.messages import ID_BYTES_MAX
 from detent.bus.unit_of_work import UnitOfWork
 from detent.testing.running import PATIENCE_S
 from detent.testing.suite import Suite

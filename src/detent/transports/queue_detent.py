@@ -146,7 +146,7 @@ def _delivery(claimed: Claimed) -> Delivery:
         # With the time: a store that was made anew counts its messages from the start.
         f"{claimed.id}-{claimed._about.received_ms}",
         str(claimed.receipt),
-        claimed.payload if uri is None else uri.encode(),
+        claimed.body if uri is None else uri.encode(),
         claimed.attempts,
         claimed.headers,
         claimed.fencing_token,

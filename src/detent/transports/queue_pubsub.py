@@ -77,8 +77,8 @@ class PubSubQueue:
         for one in (name, subscription or name):
             if not _ID.fullmatch(one) or one.startswith(RESERVED):
                 raise Invalid(
-                    f"{one!r:.200} is no name in Pub/Sub: it is 3 to 255 ASCII letters, digits and any of . _ ~ + % -, "
-                    f"and begins with a letter, but not with {RESERVED!r}"
+                    f"{one!r:.200} is not a name in Pub/Sub, which has 3 to 255 ASCII letters, digits and any of "
+                    f". _ ~ + % -, and begins with a letter, but not with {RESERVED!r}"
                 )
         _check_package()
         project = project or next(filter(None, map(os.environ.get, _PROJECT_VARIABLES)), None)
@@ -310,9 +310,11 @@ def _refusal(message: NewMessage) -> DetentError | None:
         try:
             sizes = len(name.encode()), len(value.encode())
         except UnicodeEncodeError:
-            return Invalid(f"the header {name!r:.200} is no text that can be encoded")
+            return Invalid(f"the header {name!r:.200} cannot be encoded")
         if not name or name.startswith(RESERVED):
-            return Invalid(f"{name!r} is no header for Pub/Sub: it is not empty, and does not begin with {RESERVED!r}")
+            return Invalid(
+                f"{name!r} is not a header for Pub/Sub, whose name is not empty, and does not begin with {RESERVED!r}"
+            )
         if sizes[0] > HEADER_NAME_BYTES_MAX or sizes[1] > HEADER_BYTES_MAX:
             return LimitExceeded(
                 f"the header {name!r:.200} has {sizes[1]} bytes: Pub/Sub takes {HEADER_BYTES_MAX}, and "

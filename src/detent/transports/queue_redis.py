@@ -3,8 +3,8 @@
 Redis remembers of a delivered entry whose it is, when it was delivered and how often, but not until when it stays away
 from others: each reader compares how long an entry is idle with a limit of its own. Here the limit is the same for all,
 `VISIBILITY_S_MAX`, and the time of delivery is moved: an entry that shall come back after a minute is noted as if it
-had been delivered a minute less than the limit ago. Whoever looks for entries that are idle for the limit finds those
-whose deadline has passed, by the clock of the server, whatever each deadline is.
+had been delivered a minute less than the limit ago. A consumer that looks for entries that are idle for the limit finds
+those whose deadline has passed, by the clock of the server, whatever each deadline is.
 
 A delivery is known by its entry, consumer and count. The count rises with each delivery, so of two deliveries of an
 entry, even to the same consumer, only the later one is current. What is checked and what follows is one script.
@@ -294,7 +294,7 @@ class RedisQueue:
         if kind == b"none":
             raise NotFound(f"Redis has no stream {self.name!r}: its reader makes it, or create() of RedisQueue")
         if kind != b"stream":
-            raise Invalid(f"{self.name!r} is no stream in Redis: name another one")
+            raise Invalid(f"{self.name!r} is not a stream in Redis: name another one")
         return None
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ class RedisQueue:
             yield
         except ResponseError as error:
             if "WRONGTYPE" in str(error):
-                raise Invalid(f"{self.name!r} is no stream in Redis: name another one") from error
+                raise Invalid(f"{self.name!r} is not a stream in Redis: name another one") from error
             raise Unavailable(f"Redis refuses to work on the stream {self.name!r}: {error}") from error
         except (RedisError, OSError) as error:
             raise Unavailable(f"Redis does not answer for the stream {self.name!r}: {error}") from error
@@ -346,7 +346,8 @@ def _client(url: str) -> Redis:
     except (ValueError, TypeError):
         # What is wrong with it is not said: it may be a password with a character that belongs encoded.
         raise Invalid(
-            "that is no URL of Redis: write redis://USER:PASSWORD@HOST:PORT/DATABASE, with special characters encoded"
+            "that is not a URL of Redis: write redis://USER:PASSWORD@HOST:PORT/DATABASE, with special characters "
+            "encoded"
         ) from None
 
 

@@ -31,7 +31,7 @@ from detent.transports.sqs_message import (
     ATTRIBUTES_MAX,
     FIFO,
     MESSAGE_BYTES_MAX,
-    Letter,
+    SqsMessage,
     order_of,
     read,
     text_attribute,
@@ -200,8 +200,8 @@ class SqsQueue:
         sending = _Batches(self._sqs, self.name, 1 if self._is_fifo else BATCH_MAX)
         for at, message in enumerate(messages):
             try:
-                letter = write(message.headers, message.body)
-                sending.add(_NewEntry(at, self._request_of(letter, message), _checked_size(letter)))
+                written = write(message.headers, message.body)
+                sending.add(_NewEntry(at, self._request_of(written, message), _checked_size(written)))
             except (Invalid, LimitExceeded) as error:  # it holds up no others
                 sending.errors[at] = error
         sending.flush()
@@ -209,12 +209,12 @@ class SqsQueue:
 
     def send_copy(self, delivery: Delivery, message: NewMessage) -> None:
         """Send a message of another queue of SQS, with its attributes whatever they are, and new headers."""
-        letter = _letter_of(delivery, message)
-        _checked_size(letter)
-        self._sqs.call("send_message", self.name, SENDING, **self._request_of(letter, message))
+        written = _copy_of(delivery, message)
+        _checked_size(written)
+        self._sqs.call("send_message", self.name, SENDING, **self._request_of(written, message))
 
-    def _request_of(self, letter: Letter, message: NewMessage) -> dict[str, Any]:
-        found: dict[str, Any] = {"MessageBody": letter.text, "MessageAttributes": letter.attributes}
+    def _request_of(self, written: SqsMessage, message: NewMessage) -> dict[str, Any]:
+        found: dict[str, Any] = {"MessageBody": written.text, "MessageAttributes": written.attributes}
         if self._is_fifo:
             return found | order_of(self.name, message.headers, message.id)
         due_s = 0.0 if message.visible_ms is None else message.visible_ms / 1000 - time.time()
@@ -322,25 +322,25 @@ def _delivery(message: Mapping[str, Any], ends: float) -> Delivery:
     )
 
 
-def _letter_of(delivery: Delivery, message: NewMessage) -> Letter:
+def _copy_of(delivery: Delivery, message: NewMessage) -> SqsMessage:
     """A copy of a delivery. One that was not written here keeps its attributes, of bytes as well, and gets new headers
     as others beside them."""
     if delivery.own is None:
         return write(message.headers, message.body)
     new = {name: value for name, value in message.headers.items() if value and delivery.headers.get(name) != value}
     added = {name: text_attribute(value) for name, value in new.items()}
-    return Letter(delivery.body.decode(errors="surrogatepass"), {**delivery.own, **added})
+    return SqsMessage(delivery.body.decode(errors="surrogatepass"), {**delivery.own, **added})
 
 
-def _checked_size(letter: Letter) -> int:
-    size = letter.size
+def _checked_size(written: SqsMessage) -> int:
+    size = written.size
     if size > MESSAGE_BYTES_MAX:
         raise LimitExceeded(
             f"a message of {size} bytes with its headers is over SQS's limit of {MESSAGE_BYTES_MAX}: keep what is "
             "large elsewhere, and send where it is"
         )
-    if len(letter.attributes) > ATTRIBUTES_MAX:
-        raise LimitExceeded(f"SQS takes {ATTRIBUTES_MAX} attributes of a message, not {len(letter.attributes)}")
+    if len(written.attributes) > ATTRIBUTES_MAX:
+        raise LimitExceeded(f"SQS takes {ATTRIBUTES_MAX} attributes of a message, not {len(written.attributes)}")
     return size
 
 

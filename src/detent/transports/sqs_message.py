@@ -21,7 +21,7 @@ HEADERS: Final = "detent-headers"
 """The attribute that has all headers."""
 
 ENCODING: Final = "detent-body-encoding"
-"""Among the headers on the way: how the body is written, if it is not as it is. It is no sender's, and no receiver
+"""Among the headers on the way: how the body is written, if it is not as it is. No sender sets it, and no receiver
 sees it."""
 
 BASE64: Final = "base64"
@@ -56,7 +56,7 @@ class Content(NamedTuple):
     """Whether it was written here, and not by another sender."""
 
 
-class Letter(NamedTuple):
+class SqsMessage(NamedTuple):
     """A message for SQS."""
 
     text: str
@@ -71,7 +71,7 @@ class Letter(NamedTuple):
         )
 
 
-def write(headers: Mapping[str, str], body: bytes) -> Letter:
+def write(headers: Mapping[str, str], body: bytes) -> SqsMessage:
     """A message as SQS takes it."""
     if ENCODING in headers:
         raise Invalid(f"the header {ENCODING!r} is not a sender's: rename yours")
@@ -80,7 +80,7 @@ def write(headers: Mapping[str, str], body: bytes) -> Letter:
     text, encoding = _text_of(body)
     if encoding:
         headers = {**headers, ENCODING: encoding}
-    return Letter(text, {HEADERS: text_attribute(json.dumps(dict(headers)))})  # ASCII: there is nothing SQS refuses
+    return SqsMessage(text, {HEADERS: text_attribute(json.dumps(dict(headers)))})  # ASCII: there is nothing SQS refuses
 
 
 def text_attribute(value: str) -> dict[str, Any]:

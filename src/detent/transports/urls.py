@@ -51,7 +51,7 @@ def open_queue(url: str) -> MessageQueue:
             return _open_redis(url)
     found = find_named(url)
     if found is None:
-        shown = f"{scheme!r} is no kind of queue" if colon and scheme.isalnum() else "that is no URL of a queue"
+        shown = f"{scheme!r} is not a kind of queue" if colon and scheme.isalnum() else "that is not the URL of a queue"
         also = sorted(set(named.offered()) - {"pubsub"})
         raise Invalid(
             f"{shown}: write {', or '.join(FORMS)}" + (f"; installed packages offer {', '.join(also)}" if also else "")

@@ -9,25 +9,31 @@ Nothing of a kind is imported before a command needs it.
     pipeline.py   streams of Spark
     ingest.py     files that a queue announces, into a table
     worker.py     functions that handle the messages of a queue
+    bridge.py     a topic of Kafka into a store, a journal out to one
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from detent.cli.kinds.bus import Buses
-from detent.cli.kinds.consumer import Consumers
-from detent.cli.kinds.graph import Graphs
-from detent.cli.kinds.ingest import Ingests, read_config
+from detent.cli.kinds.bridge import BridgeKind
+from detent.cli.kinds.bus import BusKind
+from detent.cli.kinds.consumer import ConsumerKind
+from detent.cli.kinds.graph import GraphKind
+from detent.cli.kinds.ingest import IngestKind, read_config
 from detent.cli.kinds.kind import Found, TaskKind
-from detent.cli.kinds.pipeline import Pipelines
-from detent.cli.kinds.worker import Workers
+from detent.cli.kinds.pipeline import PipelineKind
+from detent.cli.kinds.worker import WorkerKind
 from detent.runtime.target import Loaded, Sought, Target
 
-KINDS: Final[tuple[TaskKind, ...]] = (Consumers(), Graphs(), Buses(), Workers(), Ingests(), Pipelines())
+CONSUMER, GRAPH, APP, WORKER = ConsumerKind(), GraphKind(), BusKind(), WorkerKind()
+BRIDGE, INGEST, PIPELINE = BridgeKind(), IngestKind(), PipelineKind()
+
+KINDS: Final[tuple[TaskKind, ...]] = (CONSUMER, GRAPH, APP, WORKER, BRIDGE, INGEST, PIPELINE)
 """In the order in which several of one process are started."""
 
 ANYTHING: Final[Sought[Any]] = Sought(
@@ -37,25 +43,26 @@ ANYTHING: Final[Sought[Any]] = Sought(
     article="a",
     example="shop.py, shop.py:billing, shop.apps:billing or orders.toml",
     lines='from detent.consumer import Consumer; app = Consumer("orders", read="orders"), or those of a Graph, a Bus, '
-    "a Pipeline, an IngestConfig or a Worker",
+    "a Pipeline, an IngestConfig, a FromTopic, a ToTopic or a Worker",
 )
 
 
-def find_all(targets: Iterable[str]) -> dict[str, list[Found]]:
+def find_all(targets: Iterable[str], only: TaskKind | None = None) -> dict[str, list[Found]]:
     """What targets mean, by kind: the one that is named, or all that a file declares. Each is there once, also if it is
-    meant twice."""
+    meant twice. A file that is meant twice is run once, so that its tasks are the same ones. With `only`, nothing but
+    tasks of one kind is looked for."""
     found: dict[str, list[Found]] = {}
     loaded: dict[str, dict[str, Any]] = {}
     seen: set[int] = set()
     for text in targets:
-        target = Target.parse(text, ANYTHING.example)
-        if target.place.endswith(".toml"):
-            found.setdefault("ingest", []).append(Found(text, read_config(Path(target.place))))
+        target = Target.parse(text, (only or ANYTHING).example)
+        if target.place.endswith(".toml") or (only is INGEST and not target.place.endswith(".py")):
+            found.setdefault(INGEST.noun, []).append(Found(text, read_config(Path(target.place))))
             continue
         key = str(Path(target.place).resolve()) if target.is_file else target.place
         if key not in loaded:
-            loaded[key] = dict(target.load(ANYTHING).names)
-        for kind, one in _of(target, loaded[key]):
+            loaded[key] = dict(target.load(ANYTHING if only is None else only.sought()).names)
+        for kind, one in _of(target, loaded[key], only):
             if id(one.what) not in seen:
                 seen.add(id(one.what))
                 found.setdefault(kind.noun, []).append(one)
@@ -63,11 +70,11 @@ def find_all(targets: Iterable[str]) -> dict[str, list[Found]]:
     return {kind.noun: found[kind.noun] for kind in KINDS if kind.noun in found}
 
 
-def _of(target: Target, names: dict[str, Any]) -> list[tuple[TaskKind, Found]]:
+def _of(target: Target, names: dict[str, Any], only: TaskKind | None) -> list[tuple[TaskKind, Found]]:
     """What one target means."""
-    soughts = [(kind, kind.sought()) for kind in KINDS if kind.is_imported]
-    classes = tuple(cls for _, sought in soughts for cls in _classes(sought))
-    place: Loaded[Any] = Loaded(Sought(classes, *_words(ANYTHING)), target.place, names)
+    soughts = [(kind, kind.sought()) for kind in KINDS if (kind.is_imported if only is None else kind is only)]
+    wanted = soughts[0][1] if only else replace(ANYTHING, cls=tuple(cls for _, one in soughts for cls in _classes(one)))
+    place: Loaded[Any] = Loaded(wanted, target.place, names)
     some = [place.named(target.name)] if target.name else place.all()
     return [
         (kind, Found(f"{target.place}:{place.name_of(one)}", one))
@@ -79,10 +86,6 @@ def _of(target: Target, names: dict[str, Any]) -> list[tuple[TaskKind, Found]]:
 
 def _classes(sought: Sought[Any]) -> tuple[type, ...]:
     return sought.cls if isinstance(sought.cls, tuple) else (sought.cls,)
-
-
-def _words(sought: Sought[Any]) -> tuple[str, ...]:
-    return (sought.noun, sought.plural, sought.article, sought.example, sought.lines, sought.usual)
 
 
 def _let_travel(found: dict[str, list[Found]], loaded: Iterable[dict[str, Any]]) -> None:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
@@ -17,18 +16,17 @@ import click
 from detent.cli._common import open_for_writing
 from detent.cli._output import print_table
 from detent.cli._views import Look, TaskNotice, TaskView
-from detent.cli.kinds.kind import LOOK_S, Found, Given, HandlersLate, KnownTask, ReadyTask, TaskKind
-from detent.cli.kinds.worker import KnownQueue, queue_report
+from detent.cli.kinds.kind import LOOK_S, Found, Given, HandlersLate, KnownTask, ReadyTask, TaskKind, VerbOptions
+from detent.cli.kinds.worker import KnownQueue, known_queue, queue_report, stored_queues
 from detent.errors import Invalid
 from detent.runtime.report import Report, State
-from detent.runtime.target import Loaded, Sought, Target, find
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from detent.bus import Bus
     from detent.bus.declared import Outcome
-    from detent.bus.envelope import Incoming
+    from detent.bus.messages import Incoming
     from detent.bus.outbox import OutboxCounts
     from detent.store import Store
 
@@ -45,33 +43,6 @@ _FAILED: Final = ("retried", "given up", "left")
 
 
 # -- finding ----------------------------------------------------------------------------------------------------------
-
-
-def load_bus(target: str) -> Bus:
-    """The app that ``package.module:name`` or ``path/to/file.py:name`` means. The name may be left out where there is
-    one app, or one called `app`."""
-    found: Bus = find(target, Buses().sought())
-    return found
-
-
-def load_buses(targets: Iterable[str]) -> list[Bus]:
-    """The apps that targets mean, each once; all apps of a module or a file where no name is given.
-
-    A file that is named twice is run once, so that its apps are the same ones. What it does under
-    ``if __name__ == "__main__"`` is not done.
-    """
-    wanted = Buses().sought()
-    loaded: dict[str, Loaded[Bus]] = {}
-    found: dict[int, Bus] = {}
-    for text in targets:
-        target = Target.parse(text, wanted.example)
-        key = str(Path(target.place).resolve()) if target.is_file else target.place
-        if key not in loaded:
-            loaded[key] = target.load(wanted)
-        for bus in [loaded[key].named(target.name)] if target.name else loaded[key].all():
-            found[id(bus)] = bus
-    refuse_twins(found.values())
-    return list(found.values())
 
 
 def refuse_twins(buses: Iterable[Bus]) -> None:
@@ -91,24 +62,20 @@ def refuse_metrics_once(given: Given) -> None:
         raise click.UsageError("--metrics-port is for apps that go on running, and --once ends: give one of them")
 
 
-class Buses(TaskKind):
+class BusKind(TaskKind):
     """The kind."""
 
     noun = "app"
     home = "detent.bus"
+    article = "an"
+    example = "shop.py:billing or shop.apps:billing"
+    lines = 'from detent.bus import Bus; billing = Bus("billing", "file:./data")'
 
-    def sought(self) -> Sought[Any]:
-        """What a file is to declare."""
+    def classes(self) -> tuple[type, ...]:
+        """Of an app."""
         from detent.bus import Bus
 
-        return Sought(
-            Bus,
-            noun="app",
-            plural="apps",
-            article="an",
-            example="shop.py:billing or shop.apps:billing",
-            lines='from detent.bus import Bus; billing = Bus("billing", "file:./data")',
-        )
+        return (Bus,)
 
     def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """All of them are one task: each has subscribed before the first one publishes."""
@@ -131,11 +98,11 @@ class Buses(TaskKind):
 
     def stored(self, store: Store) -> Iterator[KnownTask]:
         """The queues of a store that have subscribed to types of messages."""
-        from detent.bus import topics
+        return stored_queues(store, kind="app")
 
-        for info in store.queues():
-            if topics.parse_filter(info.name, info.filter).topics:
-                yield KnownQueue(store, info.name, kind="app")
+    def known(self, store: Store, name: str) -> KnownTask | None:
+        """One whose queue has subscriptions."""
+        return known_queue(store, name, kind="app")
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -204,8 +171,8 @@ def outbox_of(bus: Bus) -> OutboxCounts | None:
 
 
 def _failure(bus: Bus, incoming: Incoming, outcome: Outcome) -> TaskNotice:
-    from detent.bus.envelope import TYPE
-    from detent.bus.observing import id_of
+    from detent.bus.looking import id_of
+    from detent.bus.messages import TYPE
     from detent.queue.message import reason_of
 
     reason = "" if incoming.error is None else getattr(incoming.error, "reason", None) or reason_of(incoming.error)
@@ -270,11 +237,11 @@ class ReadyBuses(ReadyTask):
 
     def is_told(self, logged: logging.LogRecord) -> bool:
         """Of a message that failed."""
-        return (logged.module, logged.funcName) == ("pipeline", "failed")
+        return logged.name == "detent.bus.attempts"
 
     def run(self, view: TaskView) -> int:
         """Handle their messages and forward their outboxes until `stop`."""
-        from detent.bus.observing import observed
+        from detent.bus.looking import observed
 
         tally = AppTally(self._buses, view)
         if self._given["metrics_port"] is not None:
@@ -301,7 +268,7 @@ class ReadyBuses(ReadyTask):
 
     def run_once(self, view: TaskView) -> int:
         """Handle what there is, one message after the other."""
-        from detent.bus.observing import observed
+        from detent.bus.looking import observed
 
         tally = AppTally(self._buses, view)
         with ExitStack() as stack:
@@ -469,17 +436,17 @@ class KnownBus(KnownTask):
         with self._queue("resume") as queue:
             queue.resume()
 
-    def remove_consequence(self) -> str:
+    def remove_consequence(self, wanted: VerbOptions) -> str:
         """What goes."""
         with self._queue("rm") as queue:
-            return queue.remove_consequence()
+            return queue.remove_consequence(wanted)
 
-    def remove(self) -> None:
+    def remove(self, wanted: VerbOptions) -> dict[str, Any]:
         """Delete its queue."""
         with self._queue("rm") as queue:
-            queue.remove()
+            return queue.remove(wanted)
 
-    def wait(self, timeout_ms: int) -> None:
+    def wait(self, timeout_ms: int, inputs: Mapping[str, str]) -> dict[str, int]:
         """Until its queue is empty."""
         with self._queue("wait") as queue:
-            queue.wait(timeout_ms)
+            return queue.wait(timeout_ms, inputs)

@@ -5,29 +5,26 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from detent.cli._common import count_text, open_for_writing
-from detent.cli._consumer_shown import Seen, consumer_fields, look, shown_error, shown_journals, shown_status, total_lag
+from detent.cli._common import count_text, open_for_writing, resolve
 from detent.cli._logs import set_up_logs
-from detent.cli._output import line_text, print_fields, print_json, print_table
+from detent.cli._output import line_text, ms_of, print_fields, print_json, print_table, time_text
 from detent.cli._views import LAG, Look, ReportColumn, TaskNotice, TaskView, said
-from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind, store_of
-from detent.durations import Duration, milliseconds
+from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind, VerbOptions, store_of
+from detent.durations import Duration
 from detent.errors import Denied, DetentError, Invalid, NotFound
-from detent.runtime.report import Report, State, Trouble
-from detent.runtime.target import Sought, find
+from detent.runtime.report import Report, State, Trouble, state_of
+from detent.shard.calls import behind, is_other, place_of
 
 if TYPE_CHECKING:
     from detent.consumer import Consumer
     from detent.consumer.progress import Progress
-    from detent.shard import ConsumerInfo
+    from detent.shard import ConsumerInfo, ShardInfo
     from detent.store import Store
-
-MODULE: Final = "__detent_consumer__"
-"""The name of a file as a module. It stays imported: classes that are declared in it may look for it at any time."""
 
 COLUMNS: Final = (
     ReportColumn("shard", lambda part: part.name),
@@ -42,6 +39,12 @@ COLUMNS: Final = (
 LOGS_SHOWN: Final = 10
 """Recovery logs in a question; --json has them all."""
 
+JOURNALS_SHOWN = 3
+"""Journals of a shard in a table; --json has them all."""
+
+FREE = "free"
+"""What is shown of a shard on which no process works."""
+
 _STATES: Final = {
     "starting": State.STARTING, "restoring": State.STARTING, "running": State.RUNNING, "following": State.STANDBY,
     "paused": State.PAUSED, "failed": State.FAILED,
@@ -51,29 +54,20 @@ _STATES: Final = {
 # -- finding ----------------------------------------------------------------------------------------------------------
 
 
-def load_consumer(target: str) -> Consumer:
-    """The consumer that ``package.module:name`` or ``path/to/file.py:name`` means. The name may be left out where there
-    is one consumer, or one called `app`. Modules are looked for in the current folder too."""
-    found: Consumer = find(target, Consumers().sought(), kept_as=MODULE)
-    _ = found.consume_function  # which says what to do if there is none
-    return found
-
-
 def adjust(
     consumer: Consumer, *, shards: int | None = None, standbys: int | None = None, lease: Duration | None = None
 ) -> None:
     """Replace what was declared by what the command that runs it says."""
-    from detent.consumer.application import LEASE_MS_MIN, STANDBYS_MAX, checked_number
+    from detent.consumer.application import STANDBYS_MAX, checked_number
     from detent.shard.operations import SHARDS_MAX
+    from detent.stream.opening import lease_ms
 
     if shards is not None:
         consumer.shards = checked_number(shards, 1, SHARDS_MAX, "shards")
     if standbys is not None:
         consumer.standbys = checked_number(standbys, 0, STANDBYS_MAX, "standbys")
     if lease is not None:
-        consumer.lease_ms = milliseconds(lease)
-        if consumer.lease_ms < LEASE_MS_MIN:
-            raise Invalid(f"a lease lasts at least {LEASE_MS_MIN} ms, not {lease}")
+        consumer.lease_ms = lease_ms(lease)
 
 
 def store_url(consumer: Consumer, given: str | None) -> str:
@@ -81,24 +75,25 @@ def store_url(consumer: Consumer, given: str | None) -> str:
     return store_of("consumer", "Consumer", consumer.name, consumer.store, given)
 
 
-class Consumers(TaskKind):
+class ConsumerKind(TaskKind):
     """The kind."""
 
     noun = "consumer"
     home = "detent.consumer"
+    example = "orders.py:app or shop.orders:app"
+    lines = 'from detent.consumer import Consumer; app = Consumer("orders", read="orders")'
 
-    def sought(self) -> Sought[Any]:
-        """What a file is to declare."""
+    def classes(self) -> tuple[type, ...]:
+        """Of a consumer."""
         from detent.consumer import Consumer
 
-        return Sought(
-            Consumer,
-            noun="consumer",
-            plural="consumers",
-            article="a",
-            example="orders.py:app or shop.orders:app",
-            lines='from detent.consumer import Consumer; app = Consumer("orders", read="orders")',
-        )
+        return (Consumer,)
+
+    def find(self, target: str) -> Consumer:
+        """One that consumes something."""
+        found: Consumer = super().find(target)
+        _ = found.consume_function  # which says what to do if there is none
+        return found
 
     def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task a consumer. Its processes load the file by themselves."""
@@ -115,22 +110,38 @@ class Consumers(TaskKind):
             yield KnownConsumer(store, found.name)
 
     def stored(self, store: Store) -> Iterator[KnownTask]:
-        """All consumers of a store. Processors of graphs are kept as consumers, too, and are not listed here."""
+        """All consumers of a store. Processors of graphs and bridges are kept as consumers, too, and so is what streams
+        of pipelines say of themselves: these are not listed here."""
         for info in store.consumers():
-            if not info.name.startswith("graph/"):
+            if not info.name.startswith(("graph/", "bridge/", "pipeline/")):
                 yield KnownConsumer(store, info.name)
+
+    def known(self, store: Store, name: str) -> KnownTask | None:
+        """Also a processor of a graph."""
+        with suppress(NotFound):
+            store.consumer(name).info()
+            return KnownConsumer(store, name)
+        return None
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def log_as_asked(*, verbose: bool, as_json: bool) -> None:
+@contextmanager
+def log_as_asked(*, verbose: bool, as_json: bool) -> Iterator[None]:
     """What a consumer logs is told by us in a line; where in the code something failed, --verbose shows."""
     if verbose:
         set_up_logs("json" if as_json else "text", "info")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
-    else:
-        logging.getLogger("detent").setLevel(logging.CRITICAL)
+        yield
+        return
+    logger = logging.getLogger("detent")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class ReadyConsumer(ReadyTask):
@@ -216,7 +227,7 @@ class ReadyConsumer(ReadyTask):
             self._summarize(look(worker.store, self.name), worker.progress, view)
         return 0
 
-    def _summarize(self, seen: Seen, progress: dict[int, Progress], view: TaskView) -> None:
+    def _summarize(self, seen: SeenConsumer, progress: dict[int, Progress], view: TaskView) -> None:
         counts = {shard.index: progress[shard.index].messages for shard in seen.info.shards if shard.index in progress}
         if self._given["as_json"]:
             fields = consumer_fields(seen)
@@ -270,6 +281,97 @@ def notice_of(notice: Any) -> TaskNotice:
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class SeenConsumer:
+    """A consumer, and how many messages each shard has still to process of each journal."""
+
+    info: ConsumerInfo
+    lag: Mapping[int, Mapping[str, int]]
+    gone: Mapping[int, Mapping[str, str]]
+    """The journals of each shard that were deleted since it has read them, and what became of them."""
+
+
+def look(store: Store, name: str) -> SeenConsumer:
+    """A consumer as it is now. `NotFound` if there is none."""
+    info = store.consumer(name).info()
+    places = {journal: store.reader.whereabouts(journal) for journal in info.sources}
+    lag = {
+        shard.index: {journal: behind(shard, journal, places[journal]) for journal in shard.journals}
+        for shard in info.shards
+    }
+    gone = {
+        shard.index: {
+            journal: "deleted" if places[journal] is None else "recreated"
+            for journal in shard.journals
+            if is_other(shard, journal, places[journal])
+        }
+        for shard in info.shards
+    }
+    return SeenConsumer(info, lag, gone)
+
+
+def consumer_fields(seen: SeenConsumer) -> dict[str, Any]:
+    """A consumer with its shards and members; times in milliseconds."""
+    info = seen.info
+    return {
+        "name": info.name,
+        "partition": info.partition,
+        "paused": info.paused,
+        "created_ms": ms_of(info.created),
+        "lag": total_lag(seen),
+        "members": [{"member": one.member, "info": one.info, "expires_ms": ms_of(one.expires)} for one in info.members],
+        "shards": [_shard_fields(seen, shard) for shard in info.shards],
+    }
+
+
+def _shard_fields(seen: SeenConsumer, shard: ShardInfo) -> dict[str, Any]:
+    return {
+        "shard": shard.index,
+        "journals": list(shard.journals),
+        "holder": shard.holder or None,
+        "lease_ms": round(shard.lease.total_seconds() * 1000),
+        "status": shown_status(seen, shard),
+        "error": shown_error(seen, shard) or None,
+        "generation": shard.generation,
+        "processed": shard.processed,
+        "published": shard.published,
+        "lag": dict(seen.lag[shard.index]),
+        "gone": dict(seen.gone[shard.index]),
+    }
+
+
+def shown_status(seen: SeenConsumer, shard: ShardInfo) -> str:
+    """What a shard is at. What it said last counts for nothing when no process works on it any more; nor does that it
+    runs, when a journal is gone that it reads."""
+    said = (shard.status or "starting") if shard.holder else FREE
+    return "failed" if said == "running" and seen.gone[shard.index] else said
+
+
+def shown_error(seen: SeenConsumer, shard: ShardInfo) -> str:
+    """What is wrong with a shard, and what to do: at once, whether or not the shard has noticed, and runs."""
+    for journal, what in seen.gone[shard.index].items():
+        if what == "recreated":
+            return (
+                f"the journal {journal!r} was deleted and made anew: to read the new one, "
+                f"detent reset consumer/{seen.info.name} --input {journal}=earliest"
+            )
+        return f"the journal {journal!r} was deleted: when there is another one, reset the consumer"
+    return shard.error
+
+
+def shown_journals(shard: ShardInfo) -> str:
+    """The first few journals of a shard."""
+    names = [line_text(name) for name in shard.journals[:JOURNALS_SHOWN]]
+    more = len(shard.journals) - len(names)
+    return " ".join([*names, f"and {more} more"] if more else names) or "-"
+
+
+def total_lag(seen: SeenConsumer) -> int:
+    """How many messages all shards have still to process. Those of a consumer that is divided by key are passed by
+    every shard, and count once for each."""
+    return sum(sum(behind.values()) for behind in seen.lag.values())
+
+
 class Rates:
     """Messages a second of each shard, from one look to the next."""
 
@@ -277,7 +379,7 @@ class Rates:
         self._before: dict[int, tuple[float, int]] = {}
         self.by_shard: dict[int, float] = {}
 
-    def note(self, seen: Seen, now: float) -> None:
+    def note(self, seen: SeenConsumer, now: float) -> None:
         """The shards as they are at a moment."""
         for shard in seen.info.shards:
             count = sum(shard.processed.values())
@@ -286,10 +388,8 @@ class Rates:
             self._before[shard.index] = now, count
 
 
-def report_of(seen: Seen, rates: Rates | None = None) -> Report:
+def report_of(seen: SeenConsumer, rates: Rates | None = None) -> Report:
     """A consumer with its shards."""
-    from detent.runtime.report import state_of
-
     parts = []
     for shard in seen.info.shards:
         status, error = shown_status(seen, shard), shown_error(seen, shard)
@@ -322,85 +422,106 @@ class KnownConsumer(KnownTask):
     """A consumer that a store knows."""
 
     kind = "consumer"
+    inputs_have_offsets = True
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self.name = name
+        self._handle = store.consumer(name)
 
     def report(self) -> Report:
         """The consumer with its shards."""
-        return report_of(look(self._store, self.name))
+        seen = look(self._store, self.name)
+        info = seen.info
+        members = "  ".join(f"{one.member} ({one.info})" for one in info.members)
+        about = {"divided by": info.partition, "created": time_text(ms_of(info.created)), "members": members or "-"}
+        return replace(report_of(seen), about=about)
+
+    def details(self) -> dict[str, Any]:
+        """Offsets by journal, leases, members."""
+        return consumer_fields(look(self._store, self.name))
 
     def pause(self) -> None:
         """Its shards end the transaction under way, and rest."""
-        self._store.consumer(self.name).pause()
+        self._handle.pause()
 
     def resume(self) -> None:
         """Its shards go on."""
-        self._store.consumer(self.name).resume()
+        self._handle.resume()
 
-    def _places(self, to: str) -> dict[str, int]:
+    def reset_consequence(self, wanted: VerbOptions) -> str:
+        """Where it goes, and what becomes of the messages between."""
+        shards, again, skipped = self._handle.info().shards, 0, 0
+        for journal, place in (places := self._places(wanted)).items():
+            known = [far for shard in shards if (far := place_of(shard, journal)) is not None]
+            again += max(0, max(known, default=place) - place)
+            skipped += max(0, place - min(known, default=place))
+        parts = [f"up to {count_text(again)} take effect again"] * bool(again)
+        parts += [f"up to {count_text(skipped)} are skipped for ever"] * bool(skipped)
+        then = ", and ".join(["its state stays", *parts])
+        return f"resets {line_text(self.name)} to {places_text(places)}: {then}"
+
+    def reset(self, wanted: VerbOptions) -> dict[str, Any]:
+        """Move it in the journals that it reads."""
+        places = self._places(wanted)
+        self._handle.reset(places)
+        return places
+
+    def _places(self, wanted: VerbOptions) -> dict[str, int]:
+        if wanted.inputs:
+            return {journal: self._place(journal, to) for journal, to in wanted.inputs.items()}
         places = {}
-        for journal in self._store.consumer(self.name).info().sources:
-            try:
-                places[journal] = place_in(self._store, journal, to)
-            except NotFound:
-                continue
+        for journal in self._handle.info().sources:
+            with suppress(NotFound):  # it is deleted
+                places[journal] = self._place(journal, wanted.to)
         return places
 
-    def reset_consequence(self, to: str) -> str:
-        """Where it goes."""
-        return (
-            f"resets {line_text(self.name)} to {places_text(self._places(to))}: its state stays, messages that it "
-            "reads again take effect again, and those that it skips never do"
-        )
+    def _place(self, journal: str, to: str) -> int:
+        self._require_read(journal)
+        found = self._store.journal(journal)
+        return int(to) if to.isdecimal() else resolve(found, found.info(), to)
 
-    def reset(self, to: str) -> dict[str, Any]:
-        """Move it in all journals that it reads."""
-        places = self._places(to)
-        self._store.consumer(self.name).reset(places)
-        return places
+    def _require_read(self, journal: str) -> None:
+        if journal not in self._handle.info().sources:
+            raise NotFound(f"the consumer {self.name!r} does not read the journal {journal!r}")
 
-    def remove_consequence(self) -> str:
+    def remove_consequence(self, wanted: VerbOptions) -> str:
         """What goes."""
-        info = self._store.consumer(self.name).info()
+        del wanted
+        info = self._handle.info()
         return f"deletes {contents(info, logs_of(self._store, info))}"
 
-    def remove(self) -> None:
-        """Delete its progress, state and recovery logs."""
-        logs = logs_of(self._store, self._store.consumer(self.name).info())
-        delete_all(self._store, self.name, logs, force=False)
+    def remove(self, wanted: VerbOptions) -> dict[str, Any]:
+        """Delete its progress, state and recovery logs: all of it or nothing. Once the consumer is gone, its logs would
+        never be deleted."""
+        from detent.journal.operations import DeleteJournal
+        from detent.shard.operations import DeleteConsumer
 
-    def wait(self, timeout_ms: int) -> None:
-        """Until all that is committed now is processed."""
+        logs = logs_of(self._store, self._handle.info())
+        self._store.commit([DeleteConsumer(self.name, wanted.while_running), *map(DeleteJournal, logs)])
+        return {"logs": logs}
+
+    def wait(self, timeout_ms: int, inputs: Mapping[str, str]) -> dict[str, int]:
+        """Until all that is committed now is processed, or the messages at some offsets."""
         deadline = time.monotonic() + timeout_ms / 1000
-        handle = self._store.consumer(self.name)
-        for journal in handle.info().sources:
-            found = self._store.reader.whereabouts(journal)
-            if found is not None and found.next_offset > found.first_offset:
+        written: dict[str, int] = {}
+        for journal in inputs or self._handle.info().sources:
+            self._require_read(journal)
+            to = inputs.get(journal, "latest")
+            if end := self._end(journal) if to == "latest" else self._place(journal, to) + 1:
                 left_ms = max(0, round((deadline - time.monotonic()) * 1000))
-                handle.await_processed(journal, found.next_offset - 1, f"{left_ms}ms")
+                written |= self._handle.await_processed(journal, end - 1, f"{left_ms}ms")
+        return written
 
-
-def place_in(store: Store, journal: str, to: str) -> int:
-    """The offset in a journal that "earliest", "latest", a number or a time means."""
-    from detent.cli._common import resolve
-
-    handle = store.journal(journal)
-    return resolve(handle, handle.info(), to)
+    def _end(self, journal: str) -> int:
+        """The offset after the last message that there is now; 0 if there is none."""
+        found = self._store.reader.whereabouts(journal)
+        return 0 if found is None or found.next_offset == found.first_offset else found.next_offset
 
 
 def places_text(places: dict[str, int]) -> str:
     """Offsets, for people."""
     return " and ".join(f"offset {offset} of {line_text(journal)}" for journal, offset in places.items()) or "nothing"
-
-
-def delete_all(store: Store, name: str, logs: list[str], *, force: bool) -> None:
-    """All of it or nothing: once the consumer is gone, its logs would never be deleted."""
-    from detent.journal.operations import DeleteJournal
-    from detent.shard.operations import DeleteConsumer
-
-    store.commit([DeleteConsumer(name, force), *map(DeleteJournal, logs)])
 
 
 def logs_of(store: Store, info: ConsumerInfo) -> list[str]:

@@ -7,29 +7,28 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
-from detent.cli._common import is_server, open_for_writing
-from detent.cli._output import note, print_json, print_table, progress_bar
+from detent.cli._common import count_text, is_server, open_for_writing, parse_place, resolve
+from detent.cli._output import note, print_table, progress_bar
 from detent.cli._views import LAG, Look, ReportColumn, TaskNotice, TaskView, counted
-from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind, store_of
+from detent.cli.kinds.consumer import FREE, look, shown_error, shown_status, total_lag
+from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind, VerbOptions, store_of
 from detent.errors import DetentError, Invalid, NotFound, Unavailable
 from detent.runtime import thread
 from detent.runtime.report import Report, State, Trouble, state_of
-from detent.runtime.target import Sought, find
 
 if TYPE_CHECKING:
     from detent.processor import Graph
+    from detent.processor.declaration import JournalPlace, Processor
     from detent.processor.live_graph import LiveGraph
     from detent.processor.status import ProcessorStatus
+    from detent.shard import ConsumerInfo
     from detent.store import Store
-
-MODULE: Final = "__detent_graph__"
-"""The name of a file as a module. It stays imported: classes that are declared in it may look for it at any time."""
 
 COUNTED: Final = ("outputs", "errors", "nils")
 """What may come of an input set."""
@@ -49,16 +48,6 @@ _STATES: Final = {
 
 
 # -- finding ----------------------------------------------------------------------------------------------------------
-
-
-def load_graph(target: str) -> Graph:
-    """The graph that ``package.module:name`` or ``path/to/file.py:name`` means. The name may be left out where there is
-    one graph, or one called `graph`. Modules are looked for in the current folder too.
-
-    `Invalid` if it cannot run, with all that is wrong."""
-    found: Graph = find(target, Graphs().sought(), kept_as=MODULE)
-    found.check()
-    return found
 
 
 def graph_store(graph: Graph, given: str | None) -> str:
@@ -82,25 +71,27 @@ def opened(graph: Graph, given: str | None, *, create: bool = False) -> Iterator
         yield live
 
 
-class Graphs(TaskKind):
+class GraphKind(TaskKind):
     """The kind."""
 
     noun = "graph"
     home = "detent.processor"
+    usual = "graph"
+    is_named_by_file = True
+    example = "shop.py:graph or shop.graphs:orders"
+    lines = 'from detent.processor import Graph; graph = Graph("shop", store="file:./data")'
 
-    def sought(self) -> Sought[Any]:
-        """What a file is to declare."""
+    def classes(self) -> tuple[type, ...]:
+        """Of a graph."""
         from detent.processor import Graph
 
-        return Sought(
-            Graph,
-            noun="graph",
-            plural="graphs",
-            article="a",
-            example="shop.py:graph or shop.graphs:orders",
-            lines='from detent.processor import Graph; graph = Graph("shop", store="file:./data")',
-            usual="graph",
-        )
+        return (Graph,)
+
+    def find(self, target: str) -> Graph:
+        """One that can run; `Invalid` with all that is wrong if it cannot."""
+        found: Graph = super().find(target)
+        found.check()
+        return found
 
     def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task a graph."""
@@ -120,6 +111,11 @@ class Graphs(TaskKind):
         names = sorted({info.name.split("/")[1] for info in store.consumers("graph/")})
         for name in names:
             yield StoredGraph(store, name)
+
+    def known(self, store: Store, name: str) -> KnownTask | None:
+        """One of which there are processors; ``NAME/PROCESSOR`` is one of these alone."""
+        found = StoredGraph(store, name)
+        return found if found.consumers() else None
 
 
 def processors_to_run(graph: Graph, only: Sequence[str]) -> list[str]:
@@ -198,13 +194,14 @@ def part_of(live: LiveGraph, one: ProcessorStatus, told: str | None = None) -> R
         {name: getattr(one, name) for name in COUNTED},
         one.lag,
         Trouble(one.error) if one.error else None,
-        about={"status": status, "holder": one.holder or "-", "left": str(left)},
+        about={"status": status, "holder": one.holder or "-", "left": str(left), "owed": str(one.owed)},
     )
 
 
 def whole_of(graph: str, parts: Sequence[Report]) -> Report:
     """A graph of its processors."""
-    progress = {name: sum(part.progress[name] for part in parts) for name in COUNTED}
+    counted = [name for name in COUNTED if all(name in part.progress for part in parts)]
+    progress = {name: sum(part.progress[name] for part in parts) for name in counted}
     lag = sum(part.lag or 0 for part in parts)
     trouble = next((part.trouble for part in parts if part.trouble), None)
     state = state_of(part.state for part in parts)
@@ -247,14 +244,9 @@ class ReadyGraph(ReadyTask):
 
     def check(self, *, as_json: bool) -> None:
         """Draw it."""
-        from detent.cli._graph_shown import graph_fields, print_options
+        from detent.cli._graph_shown import print_graph
 
-        if as_json:
-            print_json(graph_fields(self._graph))
-            return
-        click.echo(self._graph.draw("text"))
-        click.echo()
-        print_options(self._graph)
+        print_graph(self._graph, as_json=as_json)
 
     def run(self, view: TaskView) -> int:
         """Run processors until `stop`, which lets the steps under way end."""
@@ -394,68 +386,91 @@ def _moving(move: Callable[[int, int | None], None], live: LiveGraph, tally: Gra
 
 
 class StoredGraph(KnownTask):
-    """A graph of which a store knows processors, and whose file is not there."""
+    """A graph of which a store knows processors, and whose file is not there. NAME/PROCESSOR is one of these alone."""
 
     kind = "graph"
     _needs_file = "which journals its processors read is said in its file: give FILE:NAME instead of graph/NAME"
     instead: ClassVar[Mapping[str, str]] = {"reset": _needs_file}
+    parts_can_be_named = True
 
     def __init__(self, store: Store, name: str) -> None:
         self.store = store
         self.name = name
 
-    def _consumers(self) -> list[str]:
-        names = [info.name for info in self.store.consumers(f"graph/{self.name}/")]
-        if not names:
+    def consumers(self) -> list[ConsumerInfo]:
+        """What the store keeps of its processors."""
+        if "/" not in self.name:
+            return self.store.consumers(f"graph/{self.name}/")
+        with suppress(NotFound):
+            return [self.store.consumer(f"graph/{self.name}").info()]
+        return []
+
+    def _known(self) -> list[ConsumerInfo]:
+        found = self.consumers()
+        if not found:
             raise NotFound(f"the graph {self.name!r} never ran on this store")
-        return names
+        return found
+
+    def _began(self) -> list[str]:
+        """The processors of which there is progress."""
+        return list(map(_processor_of, self._known()))
+
+    def _to_forget(self, wanted: VerbOptions) -> Sequence[str]:
+        began = self._began()
+        for name in wanted.parts:
+            if name not in began:
+                listed = ", ".join(began) or "no processor"
+                raise NotFound(f"there is no progress of {name!r} to forget: there is that of {listed}")
+        return wanted.parts or began
 
     def report(self) -> Report:
         """Its processors, as far as a store can tell without the graph."""
-        from detent.cli._consumer_shown import look, shown_error, shown_status
+        return whole_of(self.name, [self._part(info) for info in self._known()])
 
-        parts = []
-        for name in self._consumers():
-            seen = look(self.store, name)
-            shard = seen.info.shards[0]
-            status, error = shown_status(seen, shard), shown_error(seen, shard)
-            status = "paused" if seen.info.paused else "stopped" if status == "free" else status
-            about = {"status": status, "holder": shard.holder or "-"}
-            lag = sum(seen.lag[0].values())
-            trouble = Trouble(error) if error else None
-            state = _STATES.get(status, State.STOPPED)
-            parts.append(Report("processor", name.split("/", 2)[2], state, {}, lag, trouble, about=about))
-        trouble = next((part.trouble for part in parts if part.trouble), None)
-        lag = sum(part.lag or 0 for part in parts)
-        state = state_of(part.state for part in parts)
-        return Report("graph", self.name, state, {}, lag, trouble, parts=tuple(parts))
+    def _part(self, info: ConsumerInfo) -> Report:
+        seen = look(self.store, info.name)
+        shard = seen.info.shards[0]
+        status, error = shown_status(seen, shard), shown_error(seen, shard)
+        status = "paused" if seen.info.paused else "stopped" if status == FREE else status
+        about = {"status": status, "holder": shard.holder or "-"}
+        trouble = Trouble(error) if error else None
+        state = _STATES.get(status, State.STOPPED)
+        return Report("processor", _processor_of(info), state, {}, total_lag(seen), trouble, about=about)
 
     def pause(self) -> None:
         """Its processors end the step under way, and rest."""
-        for name in self._consumers():
-            self.store.consumer(name).pause()
+        for info in self._known():
+            self.store.consumer(info.name).pause()
 
     def resume(self) -> None:
         """Its processors go on."""
-        for name in self._consumers():
-            self.store.consumer(name).resume()
+        for info in self._known():
+            self.store.consumer(info.name).resume()
 
-    def remove_consequence(self) -> str:
+    def remove_consequence(self, wanted: VerbOptions) -> str:
         """What goes."""
-        names = ", ".join(name.split("/", 2)[2] for name in self._consumers())
+        names = ", ".join(self._to_forget(wanted))
         return (
             f"deletes the progress of {self.name} ({names}): if it runs again it begins anew, and its deliveries have "
             "new keys"
         )
 
-    def remove(self) -> None:
+    def remove(self, wanted: VerbOptions) -> dict[str, Any]:
         """Delete the records of its processors."""
-        for name in self._consumers():
-            self.store.consumer(name).delete()
+        for name in self._to_forget(wanted):
+            self.store.consumer(f"graph/{self.name.partition('/')[0]}/{name}").delete()
+        return {}
+
+
+def _processor_of(info: ConsumerInfo) -> str:
+    return info.name.split("/", 2)[2]
 
 
 class KnownGraph(StoredGraph):
     """A graph whose file says what it is."""
+
+    inputs_have_offsets = True
+    instead: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, live: LiveGraph) -> None:
         super().__init__(live.store, live.graph.name)
@@ -464,30 +479,119 @@ class KnownGraph(StoredGraph):
     def report(self) -> Report:
         """Its processors, with what became of their input sets."""
         parts = [part_of(self._live, one) for one in self._live.status(latency=False)]
-        prefix = f"graph/{self.name}/"
-        paused = {info.name.removeprefix(prefix) for info in self.store.consumers(prefix) if info.paused}
+        paused = {_processor_of(info) for info in self.consumers() if info.paused}
         return whole_of(
             self.name, [replace(part, state=State.PAUSED) if part.name in paused else part for part in parts]
         )
 
-    def _reading(self) -> list[str]:
-        ran = {one.name for one in self._live.status(latency=False) if one.status != "new"}
-        return [one.name for one in self._live.graph.in_order() if one.inputs and one.name in ran]
+    def details(self) -> dict[str, Any]:
+        """The inputs of each processor, what another store may not have yet, and how long messages take."""
+        import msgspec
 
-    def reset_consequence(self, to: str) -> str:
-        """Where it goes."""
-        return (
-            f"moves {', '.join(self._reading()) or 'nothing'} to {to}: what they do from there on are new deliveries, "
-            "under new keys, and messages that they skip never take effect"
-        )
+        return {"processors": [{**msgspec.to_builtins(one), "lag": one.lag} for one in self._live.status()]}
 
-    def reset(self, to: str) -> dict[str, Any]:
-        """Move all processors that read something."""
-        place: Any = int(to) if to.isdigit() else to
-        return {name: dict(self._live.reset(name, place)) for name in self._reading()}
+    def print_more(self) -> None:
+        """How long the last messages of each output took."""
+        times = [[where, one.name, took] for one in self._live.status() for where, took in one.latency.items()]
+        if times:
+            click.echo()
+            rows = [
+                [where, name, str(took["messages"]), *(duration_of(took[f"{key}_ms"]) for key in _TIMES)]
+                for where, name, took in times
+            ]
+            print_table(["journal", "written by", "messages", *_TIMES], rows)
 
-    def remove(self) -> None:
+    def _ran(self) -> dict[str, ProcessorStatus]:
+        return {one.name: one for one in self._live.status(latency=False) if one.status != "new"}
+
+    def _began(self) -> list[str]:
+        return list(self._ran())
+
+    def _meant(self, wanted: VerbOptions) -> list[Processor]:
+        """The processors that are to go on elsewhere: those that are named, or that read one of the inputs."""
+        graph, ran = self._live.graph, self._ran()
+        some = [graph.processor(name) for name in wanted.parts] or [
+            one for one in graph.in_order() if one.inputs and one.name in ran
+        ]
+        for one in some:
+            if not one.inputs:
+                then = "`detent rm` has it asked from its beginning" if one.runs else "others write that journal"
+                raise Invalid(f"the source {one.name!r} reads nothing: {then}")
+            if one.name not in ran:
+                raise NotFound(f"the processor {one.name!r} never ran: it begins where its `start` says")
+        if wanted.inputs and not wanted.parts:
+            some = [one for one in some if wanted.inputs.keys() & set(map(str, one.inputs))]
+        return some
+
+    def _offsets(self, processor: Processor, wanted: VerbOptions) -> dict[str, int]:
+        """The offsets that a processor is to go on at, by input."""
+        places = {str(place): place for place in processor.inputs}
+        for journal in wanted.inputs if wanted.parts else ():
+            if journal not in places:
+                raise Invalid(f"{processor.name!r} does not read {journal!r}: it reads {', '.join(places)}")
+        if wanted.inputs:
+            named = {journal: to for journal, to in wanted.inputs.items() if journal in places}
+        else:
+            named = dict.fromkeys(places, wanted.to)
+        return {journal: self._offset(places[journal], to) for journal, to in named.items()}
+
+    def _offset(self, place: JournalPlace, to: str) -> int:
+        store = self._live.stores[place.store]
+        found = store.reader.whereabouts(place.journal)
+        first, end = (0, 0) if found is None else found[1:3]
+        wanted = parse_place(to)
+        offset = wanted if isinstance(wanted, int) else 0
+        if found is not None and not isinstance(wanted, int):
+            journal = store.journal(place.journal)
+            offset = resolve(journal, journal.info(), to)
+        if not first <= offset <= end:
+            raise NotFound(f"{str(place)!r} has the offsets from {first} to {end}, and not {to}")
+        return offset
+
+    def reset_consequence(self, wanted: VerbOptions) -> str:
+        """Where it goes, and what becomes of the messages between."""
+        ran, moves = self._ran(), []
+        for one in self._meant(wanted):
+            offsets = self._offsets(one, wanted)
+            known = {each.journal: each.position for each in ran[one.name].inputs}
+            moves += [_move(one.name, journal, known.get(journal, to), to) for journal, to in offsets.items()]
+        return f"moves {'; '.join(moves) or 'nothing'}. Deliveries have new keys from there on"
+
+    def reset(self, wanted: VerbOptions) -> dict[str, Any]:
+        """Move processors that read something: to where "latest" is by then."""
+        moved = {}
+        for one in self._meant(wanted):
+            place: Any = self._offsets(one, wanted)
+            if not wanted.inputs and wanted.to in {"earliest", "latest"}:
+                place = wanted.to
+            moved[one.name] = dict(self._live.reset(one.name, place))
+        return moved
+
+    def remove(self, wanted: VerbOptions) -> dict[str, Any]:
         """Delete the progress of its processors, in all of its stores."""
-        for one in self._live.status(latency=False):
-            if one.status != "new":
-                self._live.forget(one.name)
+        for name in self._to_forget(wanted):
+            self._live.forget(name)
+        return {}
+
+
+def _move(name: str, journal: str, position: int, to: int) -> str:
+    """What a reset does to the messages between."""
+    if to < position:
+        then = f"goes from offset {position} to {to}: {count_text(position - to)} processed again"
+    elif to > position:
+        then = f"goes from offset {position} to {to}: {count_text(to - position)} skipped for ever"
+    else:
+        then = f"stays at offset {to}"
+    return f"{name}, where {journal} {then}"
+
+
+_TIMES: Final = ("median", "p99", "max")
+
+
+def duration_of(ms: float) -> str:
+    """How long something took, with as many digits as say something.
+
+    >>> duration_of(7), duration_of(12_345)
+    ('7 ms', '12.3 s')
+    """
+    return f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:,.1f} s"

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
-from detent.cli._output import note, print_fields, print_json
+from detent.cli._output import age_text, note, print_fields, print_json, time_text
 from detent.cli._views import Look, TaskNotice, TaskView
-from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind
+from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind, VerbOptions
 from detent.runtime.report import Report, State
-from detent.runtime.target import Sought
 from detent.scraped import new_registry, serve_metrics
 from detent.sizes import size_text
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from detent.ingest.config import IngestConfig
     from detent.ingest.progress import Counters, IngestProgress
+    from detent.ingest.steering import SourceStatus
 
 LINE_EVERY_S: Final = 10.0
 JSON_EVERY_S: Final = 1.0
@@ -34,26 +34,30 @@ JSON_EVERY_S: Final = 1.0
 # -- finding ----------------------------------------------------------------------------------------------------------
 
 
-class Ingests(TaskKind):
+class IngestKind(TaskKind):
     """The kind."""
 
     noun = "ingest"
     home = "detent.ingest"
+    article = "an"
+    usual = "ingest"
+    is_named_by_file = True
+    example = "orders.toml or shop.py:orders"
+    lines = (
+        "from detent.ingest import IngestConfig; "
+        'orders = IngestConfig(name="orders", queue="sqs:new-orders", table="./lake/orders")'
+    )
 
-    def sought(self) -> Sought[Any]:
-        """What a file is to declare."""
+    def classes(self) -> tuple[type, ...]:
+        """Of an ingest, or of its settings."""
         from detent.ingest import Ingest, IngestConfig
 
-        return Sought(
-            (IngestConfig, Ingest),
-            noun="ingest",
-            plural="ingests",
-            article="an",
-            example="orders.toml or shop.py:orders",
-            lines="from detent.ingest import IngestConfig; "
-            'orders = IngestConfig(name="orders", queue="sqs:new-orders", table="./lake/orders")',
-            usual="ingest",
-        )
+        return (IngestConfig, Ingest)
+
+    def find(self, target: str) -> IngestConfig:
+        """The settings of the one that a TOML file describes, or a Python file declares."""
+        is_toml = target.endswith(".toml") or not target.partition(":")[0].endswith(".py")
+        return read_config(Path(target)) if is_toml else settings_of(super().find(target))
 
     def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task an ingest."""
@@ -66,8 +70,8 @@ class Ingests(TaskKind):
         """An ingest with its database."""
         del given
         settings = settings_of(found)
-        with database(settings) as engine:
-            yield KnownIngest(settings, engine)
+        with database(settings.state_url) as engine:
+            yield KnownIngest(engine, settings.name, settings)
 
 
 def settings_of(found: Any) -> IngestConfig:
@@ -77,11 +81,11 @@ def settings_of(found: Any) -> IngestConfig:
 
 
 @contextmanager
-def database(settings: IngestConfig) -> Iterator[Engine]:
-    """Where an ingest keeps its state."""
+def database(url: str) -> Iterator[Engine]:
+    """Where ingests keep their state."""
     from detent.ingest import metastore
 
-    engine = metastore.connect_existing(settings.state_url)
+    engine = metastore.connect_existing(url)
     try:
         yield engine
     finally:
@@ -253,7 +257,8 @@ def metrics_view(port: int, name: str, show: Callable[[IngestProgress], None]) -
 
 
 class KnownIngest(KnownTask):
-    """An ingest, as its database knows it. Announcements that wait in the queue are not known yet."""
+    """An ingest, as its database knows it. Announcements that wait in the queue are not known yet. Without its file,
+    and so without its settings, there is no reset: the file says which table it writes."""
 
     kind = "ingest"
     unit = "open file"
@@ -261,37 +266,75 @@ class KnownIngest(KnownTask):
         "pause": "its processes ask nothing but the queue. Stop them (Ctrl-C or SIGTERM): announcements wait in the "
         "queue, and the next run goes on with them",
         "resume": "start it with `detent run`: it goes on with the announcements that wait in the queue",
+        "reset": "its file says which table it writes: give that file, such as orders.toml",
         "rm": "its database may be that of other ingests, and its table is yours. `detent reset` forgets the files of "
         "a table that is gone",
     }
 
-    def __init__(self, settings: IngestConfig, engine: Engine) -> None:
-        self._settings = settings
+    def __init__(self, engine: Engine, name: str, settings: IngestConfig | None = None) -> None:
         self._engine = engine
-        self.name = settings.name
+        self.name = name
+        self._settings = settings
+
+    def _status(self) -> SourceStatus:
+        from detent.ingest import steering
+
+        return steering.status(self._engine, self.name)
 
     def report(self) -> Report:
         """What it has committed, and what is open."""
-        from detent.ingest import steering
-
-        found = steering.status(self._engine, self.name)
+        found = self._status()
         done = {name: getattr(found, name) for name in ("done", "quarantined", "batches", "rows", "bytes")}
-        waiting = found.open + found.redriven
+        about = {
+            "pipelines": str(found.pipelines),
+            "oldest open": age_text(found.oldest_open_ms) if found.oldest_open_ms else "-",
+            "committed": f"{found.batches:,} batches, {found.rows:,} rows, {size_text(found.bytes)}",
+            "last commit": time_text(found.last_commit_at),
+            "forgotten up to": time_text(found.forgotten_to),
+        }
         state = State.RUNNING if found.pipelines else State.UNKNOWN
-        return Report(self.kind, self.name, state, done, waiting, about={"pipelines": str(found.pipelines)})
+        return Report(self.kind, self.name, state, done, found.open + found.redriven, about=about)
 
-    def reset_consequence(self, to: str) -> str:
-        """What is forgotten."""
+    def details(self) -> dict[str, Any]:
+        """All that is counted, and times."""
+        return self._status().as_json()
+
+    def reset_consequence(self, wanted: VerbOptions) -> str:
+        """What is forgotten, and cannot be had again."""
         from detent.ingest import forgetting
 
-        if to != "earliest":
+        if self._settings is None:
+            raise self.refusal("reset")
+        if wanted.to != "earliest":
             raise click.UsageError("an ingest begins anew only as a whole: leave --to out")
         found = forgetting.look_for_reset(self._engine, self._settings)
-        return f"forgets {found.files:,} files of {self.name}, whose table {found.table} is gone"
+        had = f"{found.rows:,} rows of {found.batches:,} commits"
+        return f"forgets {found.files:,} files of {self.name}, whose table {found.table} with {had} is gone"
 
-    def reset(self, to: str) -> dict[str, Any]:
+    def reset(self, wanted: VerbOptions) -> dict[str, Any]:
         """Forget what was ingested into a table that is gone."""
         from detent.ingest import forgetting
 
-        del to
+        del wanted
+        if self._settings is None:
+            raise self.refusal("reset")
         return dict(forgetting.reset(self._engine, self._settings)._asdict())
+
+
+def is_database(place: str) -> bool:
+    """Whether a word is the URL of a database, in which ingests keep their state."""
+    return place.startswith(("sqlite:", "postgresql:", "postgresql+"))
+
+
+@contextmanager
+def ingests_of(url: str) -> Iterator[list[KnownTask]]:
+    """All ingests that a database knows."""
+    from sqlalchemy import select
+
+    from detent.ingest.shard_sql import SOURCES
+    from detent.sql.transactions import read
+
+    with database(url) as engine:
+        query = select(SOURCES.c.source).order_by(SOURCES.c.source)
+        names = read(engine, lambda connection: list(connection.execute(query).scalars()))
+        yield [KnownIngest(engine, name) for name in names]

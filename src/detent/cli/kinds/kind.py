@@ -11,18 +11,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+import click
 
 from detent.cli._common import URL_VARIABLE, check_kept, count_text
 from detent.errors import DetentError, Invalid, Unavailable
 from detent.paths import as_url
 from detent.runtime.report import Report
+from detent.runtime.target import Sought, find
 
 if TYPE_CHECKING:
     from detent.cli._views import TaskView
-    from detent.runtime.target import Sought
     from detent.store import Store
 
 LOOK_S: Final = 0.2
@@ -30,8 +32,6 @@ LOOK_S: Final = 0.2
 
 Given = Mapping[str, Any]
 """The options of a command."""
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Found(NamedTuple):
@@ -41,6 +41,22 @@ class Found(NamedTuple):
     """How another process finds it."""
 
     what: Any
+
+
+class VerbOptions(NamedTuple):
+    """What was said with a verb about one task."""
+
+    to: str = "earliest"
+    """Where all inputs are to be read from, or none of them is named: "earliest", "latest", an offset or a time."""
+
+    inputs: Mapping[str, str] = {}
+    """Places of single inputs, by journal; the others stay."""
+
+    parts: Sequence[str] = ()
+    """The parts that are meant; all of them, if none is named."""
+
+    while_running: bool = False
+    """Also while a process works on it."""
 
 
 class HandlersLate(Exception):
@@ -108,6 +124,12 @@ class KnownTask:
     unit = "message"
     """What waits for it."""
 
+    inputs_have_offsets = False
+    """Whether single inputs of it can be named, each with an offset."""
+
+    parts_can_be_named = False
+    """Whether a verb can be for some of its parts."""
+
     instead: ClassVar[Mapping[str, str]] = {}
     """What to do instead, for verbs that the kind does not have."""
 
@@ -120,6 +142,13 @@ class KnownTask:
         """The task as it is now."""
         raise NotImplementedError
 
+    def details(self) -> dict[str, Any]:
+        """What only its kind has, for programs, beside its report."""
+        return {}
+
+    def print_more(self) -> None:
+        """Print what only its kind has, for people, below its report."""
+
     def pause(self) -> None:
         """Let it rest, wherever it runs, until `resume`."""
         raise self.refusal("pause")
@@ -128,30 +157,34 @@ class KnownTask:
         """Let it go on."""
         raise self.refusal("resume")
 
-    def reset_consequence(self, to: str) -> str:
+    def reset_consequence(self, wanted: VerbOptions) -> str:
         """What a reset would do, as the end of the sentence "this ..."."""
-        del to
+        del wanted
         raise self.refusal("reset")
 
-    def reset(self, to: str) -> dict[str, Any]:
-        """Have it work again from another place on: "earliest", "latest" or a time. Where that is."""
-        del to
+    def reset(self, wanted: VerbOptions) -> dict[str, Any]:
+        """Have it work again from another place on. Where that is."""
+        del wanted
         raise self.refusal("reset")
 
-    def remove_consequence(self) -> str:
+    def remove_consequence(self, wanted: VerbOptions) -> str:
         """What a removal would do, as the end of the sentence "this ..."."""
+        del wanted
         raise self.refusal("rm")
 
-    def remove(self) -> None:
-        """Delete what is kept of it."""
+    def remove(self, wanted: VerbOptions) -> dict[str, Any]:
+        """Delete what is kept of it. What else there is to say of that, for programs."""
+        del wanted
         raise self.refusal("rm")
 
     def left(self) -> int | None:
         """How much it still has to do, for `wait`."""
         return self.report().lag
 
-    def wait(self, timeout_ms: int) -> None:
-        """Return when it has done all that there is now; `Unavailable` after the time."""
+    def wait(self, timeout_ms: int, inputs: Mapping[str, str]) -> dict[str, int]:
+        """Return when it has done all that there is now, or all up to the offsets of some inputs; `Unavailable` after
+        the time. How far it has written other journals, where that is known."""
+        del inputs
         if "wait" in self.instead:
             raise self.refusal("wait")
         deadline = time.monotonic() + timeout_ms / 1000
@@ -159,10 +192,18 @@ class KnownTask:
             if time.monotonic() > deadline:
                 raise Unavailable(f"{self.title} still has {count_text(left, self.unit)} to do")
             time.sleep(LOOK_S)
+        return {}
 
     def refusal(self, verb: str) -> DetentError:
         """Why the kind has no such verb, and what to do."""
         return Invalid(f"{self.title} cannot be told to {verb}: {self.instead[verb]}")
+
+    def check(self, wanted: VerbOptions) -> None:
+        """Refuse what was said with a verb and means nothing to this kind."""
+        if wanted.inputs and not self.inputs_have_offsets:
+            raise click.UsageError(f"--input names a journal of a consumer or a graph: this is {self.title}")
+        if wanted.parts and not self.parts_can_be_named:
+            raise click.UsageError(f"--only names processors of a graph: this is {self.title}")
 
 
 class TaskKind:
@@ -172,9 +213,34 @@ class TaskKind:
     home: str
     """The package of the class that declares one."""
 
+    article = "a"
+    usual = "app"
+    """The name of the one that is meant where several are declared and none is named."""
+
+    example: str
+    """How targets are written."""
+
+    lines: str
+    """What a file needs to have one."""
+
+    is_named_by_file = False
+    """Whether older commands of the kind take its file, and not the name that a store knows."""
+
+    def classes(self) -> tuple[type, ...]:
+        """The classes that declare one, which are imported for that."""
+        raise NotImplementedError
+
     def sought(self) -> Sought[Any]:
         """What a file is to declare."""
-        raise NotImplementedError
+        classes = self.classes()
+        sought = classes if len(classes) > 1 else classes[0]
+        noun = self.noun
+        return Sought(sought, noun, f"{noun}s", self.article, self.example, self.lines, self.usual)
+
+    def find(self, target: str) -> Any:
+        """The one that ``package.module:name`` or ``path/to/file.py:name`` means. The name may be left out where there
+        is one, or one that has the usual name. Modules are looked for in the current folder too."""
+        return find(target, self.sought())
 
     @property
     def is_imported(self) -> bool:
@@ -194,18 +260,10 @@ class TaskKind:
         del store
         return iter(())
 
-
-def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Function], Function]:
-    """A command with options that are listed elsewhere, in their order."""
-
-    def decorate(function: Function) -> Function:
-        decorated: Any = function
-        for option in reversed(options):
-            decorated = option(decorated)
-        result: Function = decorated
-        return result
-
-    return decorate
+    def known(self, store: Store, name: str) -> KnownTask | None:
+        """The one of this name that a store knows. Those that can be found without a list are: a token for one task
+        may not list all."""
+        return next((one for one in self.stored(store) if one.name == name), None)
 
 
 def store_of(noun: str, cls: str, name: str, own: str | None, given: str | None) -> str:

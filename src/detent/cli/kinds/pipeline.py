@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import click
 
-from detent.cli._common import open_for_writing
+from detent.cli._common import count_text, open_for_writing
 from detent.cli._output import print_json, print_table
 from detent.cli._views import Look, ReportColumn, TaskNotice, TaskView, said
-from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind
-from detent.errors import Invalid, NotFound
+from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind, VerbOptions
+from detent.errors import Invalid, NotFound, Unavailable
 from detent.paths import as_url
 from detent.runtime.report import Report, State, state_of
-from detent.runtime.target import Sought, UserFile
 
 if TYPE_CHECKING:
     from detent.spark.pipeline import Pipeline
     from detent.spark.stream_state import Event, StreamState, Summary
     from detent.store import Store
+    from detent.stream.told import ToldReport
 
 _QUIET: Final = frozenset({"progress", "stopped"})
 """Events that are not worth a line for people: there are many, or the end of the run shows them."""
+
+TOLD_AGAIN: Final = 2
+"""What a stream said just after the command began may have been counted before."""
 
 COLUMNS: Final = (
     ReportColumn("stream", lambda part: part.name, is_number=False),
@@ -45,61 +50,41 @@ COLUMNS: Final = (
 # -- finding ----------------------------------------------------------------------------------------------------------
 
 
-def load_pipeline(path: Path) -> Pipeline:
-    """The pipeline that a file declares. The file is run, as `python FILE` would run it, and not kept among the
-    imported modules: so its functions travel to Spark's workers by value."""
-    from detent.spark.pipeline import Pipeline
-
-    names = UserFile(path, "declares a pipeline").run()
-    found = [value for value in names.values() if isinstance(value, Pipeline)]
-    return only_pipeline({id(value): value for value in found}.values(), str(path))
+def only_pipeline(found: Sequence[Pipeline], shown: str) -> Pipeline:
+    """The only one of them: there is one Spark a process."""
+    if len(found) > 1:
+        all_names = ", ".join(pipeline.name for pipeline in found)
+        raise Invalid(f"{shown} declares {len(found)} pipelines ({all_names}): put each one into a file of its own")
+    return found[0]
 
 
-def only_pipeline(found: Any, shown: str) -> Pipeline:
-    """The only one of them."""
-    pipelines: list[Pipeline] = list(found)
-    if not pipelines:
-        raise Invalid(
-            f'{shown} declares no pipeline: it needs a line such as pipeline = Pipeline("shop"), after '
-            "from detent.spark import Pipeline"
-        )
-    if len(pipelines) > 1:
-        all_names = ", ".join(pipeline.name for pipeline in pipelines)
-        raise Invalid(f"{shown} declares {len(pipelines)} pipelines ({all_names}): put each one into a file of its own")
-    return pipelines[0]
-
-
-class Pipelines(TaskKind):
+class PipelineKind(TaskKind):
     """The kind."""
 
     noun = "pipeline"
     home = "detent.spark"
+    usual = "pipeline"
+    example = "shop.py:pipeline"
+    lines = 'from detent.spark import Pipeline; pipeline = Pipeline("shop")'
 
-    def sought(self) -> Sought[Any]:
-        """What a file is to declare."""
+    def classes(self) -> tuple[type, ...]:
+        """Of a pipeline."""
         from detent.spark import Pipeline
 
-        return Sought(
-            Pipeline,
-            noun="pipeline",
-            plural="pipelines",
-            article="a",
-            example="shop.py:pipeline",
-            lines='from detent.spark import Pipeline; pipeline = Pipeline("shop")',
-            usual="pipeline",
-        )
+        return (Pipeline,)
 
     def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
-        """The only one: there is one Spark a process."""
+        """The only one."""
         pipeline = only_pipeline([one.what for one in found], found[0].target.partition(":")[0])
         return [ReadyPipeline(pipeline, found[0].target, given)]
 
     @contextmanager
     def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
         """A pipeline of a file, in the store that it says."""
-        from detent.spark.pipeline_prepare import store_url
+        from detent.spark.store_place import place_of
 
-        with open_for_writing(store_url(found, given.get("url")), force=given.get("force", False)) as store:
+        place = place_of(found, given.get("url"), given.get("server"))
+        with open_for_writing(place.owner_url, force=given.get("force", False)) as store:
             yield KnownPipeline(store, found.name, [stream.name for stream in found.streams])
 
     def stored(self, store: Store) -> Iterator[KnownTask]:
@@ -158,6 +143,7 @@ class ReadyPipeline(ReadyTask):
         summary = run(
             self._pipeline,
             store=None if given["url"] is None else as_url(given["url"]),
+            server=given["server"],
             checkpoints=given["checkpoints"],
             once=once,
             only=list(given["only"]) or None,
@@ -166,7 +152,7 @@ class ReadyPipeline(ReadyTask):
             signals=threading.current_thread() is threading.main_thread(),
             stop=self.stopping,
             conf=self._settings,
-            **{name: given[name] for name in ("cores", "memory", "quick", "verbose")},
+            **{name: given[name] for name in ("cores", "memory", "master", "quick", "verbose")},
         )
         self._summary = summary
         if given["as_json"]:
@@ -248,7 +234,7 @@ def report_of(pipeline: str, states: Sequence[StreamState]) -> Report:
 
 
 class KnownPipeline(KnownTask):
-    """A pipeline whose streams a store knows."""
+    """A pipeline whose streams a store knows: what has taken effect, and what the process that runs it says."""
 
     kind = "pipeline"
     instead: ClassVar[Mapping[str, str]] = {
@@ -257,7 +243,6 @@ class KnownPipeline(KnownTask):
         "resume": "Spark runs it in one process. Start it with `detent run`: it goes on where it was",
         "reset": "its progress is in the checkpoints of Spark. Delete the checkpoint of a stream, and run it once with "
         "`detent run FILE --migrate STREAM`, or forget what has taken effect with `detent ledger reset`",
-        "wait": "how far it is, Spark alone knows. `detent run FILE --once` ends when all that there was has been read",
     }
 
     def __init__(self, store: Store, name: str, streams: Sequence[str]) -> None:
@@ -265,31 +250,66 @@ class KnownPipeline(KnownTask):
         self.name = name
         self._streams = streams
 
-    def report(self) -> Report:
-        """The batches of its streams that have taken effect."""
-        parts = []
-        for stream in self._streams:
-            about, progress = {"state": "-"}, {"batches": 0}
-            try:
-                found = self._store.ledger(f"{self.name}/{stream}")
-                progress = {"batches": found.entries}
-            except NotFound:
-                about["batch"] = "-"
-            parts.append(Report("stream", stream, State.UNKNOWN, progress, about=about))
-        batches = sum(part.progress["batches"] for part in parts)
-        return Report("pipeline", self.name, State.UNKNOWN, {"batches": batches}, parts=tuple(parts))
+    def _heard(self) -> dict[str, ToldReport]:
+        from detent.stream.told import heard_reports
 
-    def remove_consequence(self) -> str:
+        return heard_reports(self._store, self.title, "stream")
+
+    def report(self) -> Report:
+        """Its streams, as the process says that runs them, with the batches that have taken effect in all."""
+        heard, parts = self._heard(), []
+        for stream in self._streams:
+            told = heard[stream].report if stream in heard else Report("stream", stream, State.UNKNOWN)
+            try:
+                effective = str(self._store.ledger(f"{self.name}/{stream}").entries)
+            except NotFound:
+                effective = "-"
+            parts.append(replace(told, about={**told.about, "in effect": effective}))
+        state = state_of(part.state for part in parts) if heard else State.UNKNOWN
+        names = {name for part in parts for name in part.progress}
+        progress = {name: sum(part.progress.get(name, 0) for part in parts) for name in sorted(names)}
+        lags = [part.lag for part in parts if part.lag is not None]
+        trouble = next((part.trouble for part in parts if part.trouble), None)
+        return Report("pipeline", self.name, state, progress, sum(lags) if lags else None, trouble, parts=tuple(parts))
+
+    def wait(self, timeout_ms: int, inputs: Mapping[str, str]) -> dict[str, int]:
+        """Until every stream has said, after the command began, that nothing is left."""
+        del inputs
+        deadline = time.monotonic() + timeout_ms / 1000
+        before = self._heard()
+        while True:
+            heard = self._heard()
+            streams = [heard[name] for name in self._streams if name in heard and heard[name].member]
+            if not streams:
+                raise Invalid(
+                    f"{self.title} does not run, so how far it is, Spark alone knows. `detent run FILE --once` ends "
+                    "when all that there was has been read"
+                )
+            new = [one for one in streams if one.is_new(before.get(one.report.name), TOLD_AGAIN)]
+            if len(new) == len(streams) and all(one.report.lag == 0 for one in new):
+                return {}
+            if time.monotonic() > deadline:
+                left = sum(one.report.lag or 0 for one in streams)
+                raise Unavailable(f"{self.title} still has {count_text(left)} to read, or has not said so yet")
+            time.sleep(LOOK_S)
+
+    def remove_consequence(self, wanted: VerbOptions) -> str:
         """What goes."""
+        del wanted
         names = ", ".join(self._streams)
         return (
             f"forgets which batches of {self.name} ({names}) have taken effect: with its checkpoints left where they "
             "are, batches that are tried again take effect again"
         )
 
-    def remove(self) -> None:
+    def remove(self, wanted: VerbOptions) -> dict[str, Any]:
         """Forget the ledger rows of its streams."""
+        from detent.stream.told import forget_reports
+
+        del wanted
         for stream in self._streams:
             self._store.reset_ledger(f"{self.name}/{stream}")  # forgets what the stream reads and writes, too
             with suppress(NotFound):
                 self._store.delete_ledger(f"{self.name}/{stream}")
+        forget_reports(self._store, self.title)
+        return {}

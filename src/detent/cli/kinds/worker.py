@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
@@ -12,40 +13,36 @@ import click
 from detent.cli._common import count_text
 from detent.cli._output import line_text
 from detent.cli._views import Look, TaskNotice, TaskView
-from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind
-from detent.errors import Unavailable
+from detent.cli.kinds.kind import LOOK_S, Found, Given, KnownTask, ReadyTask, TaskKind, VerbOptions
+from detent.errors import NotFound, Unavailable
 from detent.runtime import thread
 from detent.runtime.report import Report, State
-from detent.runtime.target import Sought
 
 if TYPE_CHECKING:
-    from detent.queue import QueueInfo
+    from detent.queue import AsyncWorker, Queue, QueueInfo, Worker
     from detent.store import Store
 
 QUIET_LOOKS: Final = 2
 """A queue that is empty at so many looks in a row has nothing more for --once."""
 
 
-class Workers(TaskKind):
+class WorkerKind(TaskKind):
     """The kind."""
 
     noun = "worker"
     home = "detent.queue"
+    usual = "worker"
+    example = "mails.py:worker or shop.mails:worker"
+    lines = (
+        'import detent; store = detent.open("file:./data"); worker = detent.Worker(store.queue("mails"), handle), or '
+        'detent.AsyncWorker(detent.open_async("file:./data").queue("mails"), handle)'
+    )
 
-    def sought(self) -> Sought[Any]:
-        """What a file is to declare."""
-        from detent.queue import Worker
+    def classes(self) -> tuple[type, ...]:
+        """Of a worker, with threads or with asyncio."""
+        from detent.queue import AsyncWorker, Worker
 
-        return Sought(
-            Worker,
-            noun="worker",
-            plural="workers",
-            article="a",
-            example="mails.py:worker or shop.mails:worker",
-            lines='import detent; store = detent.open("file:./data"); '
-            'worker = detent.Worker(store.queue("mails"), handle)',
-            usual="worker",
-        )
+        return (Worker, AsyncWorker)
 
     def ready(self, found: Sequence[Found], given: Given) -> list[ReadyTask]:
         """One task a worker."""
@@ -54,18 +51,33 @@ class Workers(TaskKind):
 
     @contextmanager
     def declared(self, found: Any, given: Given) -> Iterator[KnownTask]:
-        """The queue of a worker of a file, whose store the file has opened."""
+        """The queue of a worker of a file."""
         del given
-        store = found.queue._store
-        yield KnownQueue(store, found.queue.name)
+        with opened_queue(found) as queue:
+            store: Any = queue._store
+            yield KnownQueue(store, queue.name)
 
     def stored(self, store: Store) -> Iterator[KnownTask]:
         """The queues of a store that have no subscriptions: workers take their messages."""
-        from detent.bus import topics
+        return stored_queues(store, kind="worker")
 
-        for info in store.queues():
-            if not topics.parse_filter(info.name, info.filter).topics:
-                yield KnownQueue(store, info.name)
+    def known(self, store: Store, name: str) -> KnownTask | None:
+        """One whose queue has none."""
+        return known_queue(store, name, kind="worker")
+
+
+@contextmanager
+def opened_queue(worker: Worker | AsyncWorker) -> Iterator[Queue]:
+    """The queue of a worker, to look at: that of a store which the file has opened, or has yet to open."""
+    import detent
+    from detent.queue import DeclaredQueue
+
+    queue = worker.queue
+    if not isinstance(queue, DeclaredQueue):
+        yield queue
+        return
+    with detent.open(queue.url) as store:
+        yield store.queue(queue.name)
 
 
 class ReadyWorker(ReadyTask):
@@ -75,10 +87,10 @@ class ReadyWorker(ReadyTask):
     hangs_on_threads = True
     tells_of_log = True
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Worker | AsyncWorker) -> None:
         super().__init__()
         self._worker = worker
-        self.name = worker.queue.name
+        self.name: str = worker.queue.name
 
     def check(self, *, as_json: bool) -> None:
         """Its queue."""
@@ -101,10 +113,10 @@ class ReadyWorker(ReadyTask):
     def _run(self, view: TaskView, *, is_once: bool) -> int:
         view.tell(TaskNotice("started", f"started on the queue {self.name}", {"queue": self.name}))
         # In a thread of its own: in this one it would have Ctrl-C call `stop` each time, also the second one.
-        with thread.pool(f"detent-worker-{self.name}", 1) as pool:
-            working = pool.submit(self._worker.run)
+        with opened_queue(self._worker) as queue, thread.pool(f"detent-worker-{self.name}", 1) as pool:
+            working = pool.submit(self._work)
             try:
-                self._watch(view, working, is_once=is_once)
+                self._watch(view, working, queue if is_once else None)
             finally:
                 self._worker.stop()
         working.result()
@@ -114,25 +126,22 @@ class ReadyWorker(ReadyTask):
         view.tell(TaskNotice(event, f"stopped: {text}", {"queue": self.name, **counts}))
         return 0
 
-    def _watch(self, view: TaskView, working: Future[None], *, is_once: bool) -> None:
-        """Show how it is until it has ended, or has nothing left for --once."""
+    def _work(self) -> None:
+        running = self._worker.run()
+        if running is not None:
+            asyncio.run(running)
+
+    def _watch(self, view: TaskView, working: Future[None], drained: Queue | None) -> None:
+        """Show how it is until it has ended, or, for --once, until the queue is drained."""
         look, quiet, is_told = Look(self.title, self._reports, self._fields), 0, False
         while not wait([working], LOOK_S).done:
             view.show(look)
-            quiet = quiet + 1 if is_once and not self._waiting() else 0
+            quiet = quiet + 1 if drained is not None and not _waiting(drained) else 0
             if quiet >= QUIET_LOOKS:
                 return
             if self.stopping.is_set() and not is_told:
                 is_told = True
                 view.tell(TaskNotice("stopping", "stopping: handlers under way are waited for; Ctrl-C does not wait"))
-
-    def _waiting(self) -> int:
-        """Messages that are still to be handled. A queue that is paused hands out none, so these are left."""
-        try:
-            found: QueueInfo = self._worker.queue.info()
-        except Unavailable:  # the worker waits for it, too
-            return 1
-        return found.in_flight + (0 if found.paused else found.available + found.delayed + found.blocked)
 
     def _fields(self) -> dict[str, Any]:
         return self._reports()[0].as_json()
@@ -142,7 +151,38 @@ class ReadyWorker(ReadyTask):
         return [Report(self.kind, self.name, State.RUNNING, counts)]
 
 
+def _waiting(queue: Queue) -> int:
+    """Messages that are still to be handled. A queue that is paused hands out none, so these are left."""
+    try:
+        found = queue.info()
+    except Unavailable:  # the worker waits for it, too
+        return 1
+    return found.in_flight + (0 if found.paused else found.available + found.delayed + found.blocked)
+
+
 # -- steering ---------------------------------------------------------------------------------------------------------
+
+
+def stored_queues(store: Store, *, kind: str) -> Iterator[KnownTask]:
+    """The queues of a store that apps, or workers, take messages from."""
+    for info in store.queues():
+        if _kind_of(info) == kind:
+            yield KnownQueue(store, info.name, kind=kind)
+
+
+def known_queue(store: Store, name: str, *, kind: str) -> KnownTask | None:
+    """The queue of this name, if apps, or workers, take its messages."""
+    with suppress(NotFound):
+        if _kind_of(store.queue(name).info()) == kind:
+            return KnownQueue(store, name, kind=kind)
+    return None
+
+
+def _kind_of(info: QueueInfo) -> str:
+    """An app has subscribed to types of messages."""
+    from detent.bus import topics
+
+    return "app" if topics.parse_filter(info.name, info.filter).topics else "worker"
 
 
 def queue_report(found: QueueInfo, kind: str, name: str) -> Report:
@@ -182,15 +222,18 @@ class KnownQueue(KnownTask):
         """The queue hands them out again."""
         self._store.queue(self.name).resume()
 
-    def remove_consequence(self) -> str:
+    def remove_consequence(self, wanted: VerbOptions) -> str:
         """What goes."""
+        del wanted
         found = self.info()
         held = found.available + found.delayed + found.blocked + found.in_flight + found.failed
         return f"deletes the queue {line_text(self.name)} with {count_text(held)}"
 
-    def remove(self) -> None:
+    def remove(self, wanted: VerbOptions) -> dict[str, Any]:
         """Delete the queue."""
+        del wanted
         self._store.queue(self.name).delete()
+        return {}
 
     def left(self) -> int:
         """Messages that are not handled, also those that are being handled."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from detent.codec import block
-from detent.codec.foreign.flatbuffer import Table
+from detent.codec.foreign.flatbuffer import FlatTable
 from detent.codec.foreign.framing import ALIGNMENT
 from detent.errors import Invalid
 
@@ -41,7 +41,7 @@ class Layout:
         self._nodes = sum(_NODES.get(kind, 1) for kind in self._types)
         self._buffers = sum(_BUFFERS.get(kind, 3 if kind in _VARIABLE else 2) for kind in self._types)
 
-    def read(self, header: Table, body: memoryview, *, again: bool = False) -> Any:
+    def read(self, header: FlatTable, body: memoryview, *, again: bool = False) -> Any:
         """The rows of a record batch, without a copy. Of the same bytes that were read before, `again` looks at what is
         short: every buffer's place, but not every offset."""
         if header.has(3):
@@ -52,7 +52,7 @@ class Layout:
         if len(nodes) != 2 * self._nodes or len(buffers) != 2 * self._buffers:
             raise Invalid("a record batch has other columns than its schema")
         _check_buffers(buffers, len(body))
-        cursor = _Cursor(nodes, buffers, body, again)
+        cursor = _ColumnCursor(nodes, buffers, body, again)
         arrays = [cursor.column(kind, rows) for kind in self._types]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         for name in self._required:
@@ -72,7 +72,7 @@ def _check_buffers(buffers: Sequence[int], size: int) -> None:
             end = offset + length
 
 
-class _Cursor:
+class _ColumnCursor:
     """Goes through the nodes and buffers of a record batch, in the order of its columns."""
 
     def __init__(self, nodes: Sequence[int], buffers: Sequence[int], body: memoryview, again: bool) -> None:

@@ -13,10 +13,10 @@ import numpy as np
 
 from detent.codec import block
 from detent.codec.foreign.batches import STAMPED
-from detent.codec.foreign.flatbuffer import Table, root
-from detent.codec.foreign.framing import PREFIX, RECORD_BATCH, SCHEMA, Message, message_at
+from detent.codec.foreign.flatbuffer import FlatTable, root
+from detent.codec.foreign.framing import PREFIX, RECORD_BATCH, SCHEMA, FramedMessage, message_at
 from detent.codec.foreign.schema import require_messages
-from detent.codec.foreign.streams import Incoming
+from detent.codec.foreign.streams import IncomingStream
 from detent.errors import Invalid, LimitExceeded
 
 MAGIC: Final = b"ARROW1"
@@ -58,7 +58,7 @@ class MessageFile:
         """One record batch; `again` if these same bytes were read before, and found to be right."""
         return _rows(self._message(number), again)
 
-    def _message(self, number: int) -> Message:
+    def _message(self, number: int) -> FramedMessage:
         start, metadata, body = self._places[number]
         found = message_at(self._data[: self._ends], start)
         if found is None or found[1] != start + metadata + body:
@@ -68,7 +68,7 @@ class MessageFile:
         return message
 
 
-def _rows(message: Message, again: bool = False) -> Any:
+def _rows(message: FramedMessage, again: bool = False) -> Any:
     """The rows of a record batch. A fragment has no transactions in it, so its rows have no flags."""
     message.require(RECORD_BATCH)
     batch = STAMPED.read(message.header, message.body, again=again)
@@ -79,7 +79,7 @@ def _rows(message: Message, again: bool = False) -> Any:
     return batch
 
 
-def _footer(data: memoryview) -> tuple[int, Table]:
+def _footer(data: memoryview) -> tuple[int, FlatTable]:
     """Where the footer begins, and the footer."""
     if len(data) < len(HEAD) + TAIL_BYTES or bytes(data[: len(HEAD)]) != HEAD or not _ends_well(data):
         raise Invalid("it is not an Arrow IPC file")
@@ -94,7 +94,7 @@ def _ends_well(data: memoryview) -> bool:
     return bytes(data[-len(MAGIC) :]) == MAGIC
 
 
-def _places(footer: Table, end: int) -> list[tuple[int, int, int]]:
+def _places(footer: FlatTable, end: int) -> list[tuple[int, int, int]]:
     """Where the record batches are: one behind the other, all of them before the footer. So no row is there twice."""
     schema = footer.table(1)
     if schema is None:
@@ -122,7 +122,7 @@ class StreamedFile:
 
     def __init__(self, parts: Iterator[bytes], body_max: int) -> None:
         self._passing: list[bytes] = []
-        self._incoming = Incoming(self._noted(parts), body_max)
+        self._incoming = IncomingStream(self._noted(parts), body_max)
 
     def _noted(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         for part in parts:

@@ -31,7 +31,7 @@ def _at(kind: struct.Struct, data: memoryview, place: int) -> int:
     return found
 
 
-class Table:
+class FlatTable:
     """A table of fields by number; one that is not there has its default."""
 
     __slots__ = ("_data", "_fields", "_place")
@@ -69,18 +69,18 @@ class Table:
         """A field of 64 bits, such as a length."""
         return self._scalar(_I64, number, default)
 
-    def table(self, number: int) -> Table | None:
+    def table(self, number: int) -> FlatTable | None:
         """A table that this one refers to."""
         place = self._reference(number)
-        return None if place is None else Table(self._data, place)
+        return None if place is None else FlatTable(self._data, place)
 
-    def tables(self, number: int, most: int) -> Iterator[Table]:
+    def tables(self, number: int, most: int) -> Iterator[FlatTable]:
         """The tables of a vector of at most so many."""
         start, count = self._vector(number, 4)
         if count > most:
             raise Invalid(f"its metadata have {count} entries where at most {most} are allowed")
         for place in range(start, start + 4 * count, 4):
-            yield Table(self._data, place + _at(_U32, self._data, place))
+            yield FlatTable(self._data, place + _at(_U32, self._data, place))
 
     def bytes_of(self, number: int, width: int = 1) -> memoryview:
         """The bytes of a text, or of a vector of structs that are so wide."""
@@ -108,6 +108,6 @@ class Table:
         return place + 4, count
 
 
-def root(data: memoryview) -> Table:
+def root(data: memoryview) -> FlatTable:
     """The table that a FlatBuffer begins with."""
-    return Table(data, _at(_U32, data, 0))
+    return FlatTable(data, _at(_U32, data, 0))

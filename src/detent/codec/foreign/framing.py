@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from detent.codec.foreign.flatbuffer import Table, root
+from detent.codec.foreign.flatbuffer import FlatTable, root
 from detent.errors import Invalid, LimitExceeded
 
 PREFIX: Final = struct.Struct("<Ii")
@@ -26,13 +26,13 @@ _CONTINUES: Final = 0xFFFFFFFF
 _VERSIONS: Final = (3, 4)  # Arrow 0.8 and 1.0, which differ in types that no column of ours has
 
 
-class Message(NamedTuple):
+class FramedMessage(NamedTuple):
     """A message: its kind, the table that says more of it, and its body."""
 
     kind: int
-    header: Table
+    header: FlatTable
     body: memoryview
-    about: Table
+    about: FlatTable
 
     def require(self, kind: int) -> None:
         """`Invalid` for a message of another kind."""
@@ -66,7 +66,7 @@ def body_bytes(metadata: memoryview) -> int:
     return size
 
 
-def message_of(metadata: memoryview, body: memoryview) -> Message:
+def message_of(metadata: memoryview, body: memoryview) -> FramedMessage:
     """A message, of which only its frame was looked at."""
     about = root(metadata)
     if about.i16(0) not in _VERSIONS:
@@ -74,10 +74,10 @@ def message_of(metadata: memoryview, body: memoryview) -> Message:
     kind, header = about.u8(1), about.table(2)
     if header is None or not 0 < kind < len(_KINDS):
         raise Invalid("a message does not say what it is")
-    return Message(kind, header, body, about)
+    return FramedMessage(kind, header, body, about)
 
 
-def message_at(data: memoryview, start: int) -> tuple[Message, int] | None:
+def message_at(data: memoryview, start: int) -> tuple[FramedMessage, int] | None:
     """The message that begins at a place, and where the next one does; None at the end of a stream."""
     at = start + PREFIX.size
     size = metadata_bytes(_cut(data, start, PREFIX.size))

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from detent.codec import block
-from detent.codec.foreign.flatbuffer import Table
+from detent.codec.foreign.flatbuffer import FlatTable
 from detent.errors import Invalid
 
 COLUMNS_MAX: Final = len(block.SCHEMA)
@@ -44,7 +44,7 @@ class Column(NamedTuple):
     nullable: bool
 
 
-def columns_of(schema: Table) -> list[Column]:
+def columns_of(schema: FlatTable) -> list[Column]:
     """The columns of a schema."""
     if schema.i16(0):
         raise Invalid("its numbers are big-endian")
@@ -54,14 +54,14 @@ def columns_of(schema: Table) -> list[Column]:
     return found
 
 
-def require_messages(schema: Table) -> None:
+def require_messages(schema: FlatTable) -> None:
     """`Invalid` unless these are the columns of stored messages."""
     found = [(column.name, column.type, column.nullable) for column in columns_of(schema)]
     if found != [(field.name, field.type, field.nullable) for field in block.SCHEMA]:
         raise Invalid("it does not have the message schema")
 
 
-def _column(field: Table) -> Column:
+def _column(field: FlatTable) -> Column:
     name = bytes(field.bytes_of(0)[: NAME_BYTES_MAX + 1])
     if len(name) > NAME_BYTES_MAX:
         raise Invalid(f"a column's name has at most {NAME_BYTES_MAX} bytes")
@@ -73,14 +73,14 @@ def _column(field: Table) -> Column:
     return Column(text, kind, _type(field, kind), bool(field.u8(1)))
 
 
-def _kind(field: Table) -> str:
+def _kind(field: FlatTable) -> str:
     if field.has(4):
         return "dictionary"
     number = field.u8(2)
     return _TYPES[number] if number < len(_TYPES) else f"number {number}"
 
 
-def _type(field: Table, kind: str) -> Any:
+def _type(field: FlatTable, kind: str) -> Any:
     about = field.table(3)
     if about is None:
         return None
@@ -98,7 +98,7 @@ def _type(field: Table, kind: str) -> Any:
     return _PLAIN.get(kind)
 
 
-def _is_text_map(field: Table) -> bool:
+def _is_text_map(field: FlatTable) -> bool:
     """Whether a map's entries are structs of two texts, whatever they are called."""
     entries = list(field.tables(5, 1))
     if len(entries) != 1 or _kind(entries[0]) != "struct":

@@ -13,7 +13,7 @@ from detent.codec.foreign.framing import (
     PREFIX,
     RECORD_BATCH,
     SCHEMA,
-    Message,
+    FramedMessage,
     body_bytes,
     message_at,
     message_of,
@@ -52,7 +52,7 @@ def _batches(view: memoryview, at: int, layout: Layout) -> Iterator[Any]:
         yield layout.read(message.header, message.body)
 
 
-class Incoming:
+class IncomingStream:
     """Messages out of parts of any size. No message is held before its length was found to be allowed."""
 
     def __init__(self, parts: Iterator[bytes | memoryview], body_max: int) -> None:
@@ -96,7 +96,7 @@ class Incoming:
         self.at += len(found)
         return memoryview(found)
 
-    def message(self) -> Message | None:
+    def message(self) -> FramedMessage | None:
         """The next message; None at the end that is said."""
         size = metadata_bytes(self.take(PREFIX.size))
         if size == 0:
@@ -112,7 +112,7 @@ class PartsReader:
     """Stored messages from a stream that comes in parts, each batch with the notes that came with it."""
 
     def __init__(self, parts: Iterator[bytes], body_max: int) -> None:
-        self._incoming = Incoming(parts, body_max)
+        self._incoming = IncomingStream(parts, body_max)
         self._begun = False
 
     def next_batch(self) -> tuple[Any, dict[bytes, bytes]] | None:

@@ -14,7 +14,6 @@ A request, in the order in which things happen:
     settling.py    DeleteMessage and ChangeMessageVisibility
     managing.py    queues made, found, changed, emptied, deleted
     moving.py      message move tasks, from a dead-letter queue back
-    tasks.py       a move task as it is remembered and listed
     attributes.py  message attributes and their digests
     settings.py    queue attributes to Detent's settings and back
     labels.py      what SQS knows of a queue and Detent does not

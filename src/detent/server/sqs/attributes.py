@@ -7,8 +7,8 @@ A text attribute is a header of its own name, so that filters and the priority h
     sqs-value-Name   the value instead, of an attribute whose name would mean something else as a header
     sqs-binary-Name  the value instead, in base64, of a Binary attribute
 
-Headers have less room than attributes. The largest that do not fit travel behind the body, in the payload; the header
-`sqs-body` then says how many bytes of the payload are the body.
+Headers have less room than attributes. The largest that do not fit travel behind the body, in the content; the header
+`sqs-body` then says how many bytes of the content are the body.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def digest(attributes: Attributes) -> str:
 
 
 def pack(body: bytes, attributes: Attributes, headers: dict[str, str]) -> bytes:
-    """Add attributes to a message's headers, as far as there is room. Answers the payload."""
+    """Add attributes to a message's headers, as far as there is room. Answers the content."""
     parts = {name: _headers_of(name, attribute) for name, attribute in attributes.items()}
     room = HEADER_BYTES_MAX - _size(headers) - len(BODY) - 8
     size = sum(map(_size, parts.values()))
@@ -216,7 +216,7 @@ def _size(headers: Mapping[str, str]) -> int:
     return sum(len(name.encode()) + len(value.encode()) for name, value in headers.items())
 
 
-def unpack(payload: bytes, headers: Mapping[str, str]) -> tuple[bytes, dict[str, Attribute]]:
+def unpack(content: bytes, headers: Mapping[str, str]) -> tuple[bytes, dict[str, Attribute]]:
     """The body and the attributes of a message. Headers that no SQS client set are String attributes, as far as SQS
     could have them."""
     found: dict[str, Attribute] = {}
@@ -234,14 +234,14 @@ def unpack(payload: bytes, headers: Mapping[str, str]) -> tuple[bytes, dict[str,
             found[plain] = Attribute(headers.get(TYPE + plain, "Binary"), None, _bytes(value))
     size = headers.get(BODY)
     if size is None:
-        return payload, found
-    length = int(size) if size.isascii() and size.isdigit() and len(size) < 10 else len(payload)
+        return content, found
+    length = int(size) if size.isascii() and size.isdigit() and len(size) < 10 else len(content)
     try:
-        behind = _BEHIND.decode(payload[length:])
+        behind = _BEHIND.decode(content[length:])
     except MALFORMED:
-        return payload, found  # another producer's header of this name: one message must not stop a whole queue
+        return content, found  # another producer's header of this name: one message must not stop a whole queue
     found.update((name, Attribute(data_type, text, data)) for name, data_type, text, data in behind)
-    return payload[:length], found
+    return content[:length], found
 
 
 def _bytes(text: str) -> bytes:

@@ -30,7 +30,7 @@ Answer = dict[str, Any] | None
 
 
 @dataclass(slots=True)
-class Call:
+class SqsCall:
     """One call: its fields, each of its type, who makes it, what URLs begin with for them, what their SDK calls it and
     its repetitions (empty if it does not say), and a way to hear that they have gone away. `undo` takes back what the
     answer gives away."""
@@ -94,7 +94,7 @@ def text_of(fields: Fields, name: str) -> str:
     return value
 
 
-def entries_of(call: Call) -> list[Fields]:
+def entries_of(call: SqsCall) -> list[Fields]:
     """The entries of a batch: one to ten, each with an id of its own."""
     entries: list[Fields] = call.fields.get("Entries") or []
     if not entries:

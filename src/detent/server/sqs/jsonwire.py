@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from detent.server.http import Request, Response
+from detent.server.http import HttpRequest, Response
 from detent.server.sqs import shapes
 from detent.server.sqs.attributes import Attribute
 from detent.server.sqs.errors import INVALID_ACTION, MALFORMED, MISSING_ACTION, TOO_MANY_ENTRIES, Refused
@@ -33,7 +33,7 @@ _decode: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def action_of(request: Request) -> str:
+def action_of(request: HttpRequest) -> str:
     """Which action a request is for."""
     target = request.headers.get(TARGET, "")
     if not target:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from detent.errors import Denied, Exists
 from detent.remote.rights import may_all
 from detent.server.sqs.attributes import GROUP, is_text
-from detent.server.sqs.call import Call, may_see, missing, require_any
+from detent.server.sqs.call import SqsCall, may_see, missing, require_any
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import (
     INVALID_ATTRIBUTE_NAME,
@@ -21,12 +21,12 @@ from detent.server.sqs.errors import (
     invalid_value,
 )
 from detent.server.sqs.labels import ATTRIBUTE, TAG_KEY_MAX, TAG_VALUE_MAX, TAGS_MAX, tag_label, tag_name, tags_of
-from detent.server.sqs.names import Place, check_name, is_fifo
+from detent.server.sqs.names import QueuePlace, check_name, is_fifo
 from detent.server.sqs.settings import (
     MODIFIED,
     NAMES,
     Changes,
-    View,
+    SettingsView,
     new_queue_settings,
     read_allow_policy,
     read_attributes,
@@ -49,7 +49,7 @@ class Managing:
         self,
         store: AsyncStore,
         directory: Directory,
-        place: Place,
+        place: QueuePlace,
         clock: Callable[[], float],
         deleted: Callable[[int], None],
     ) -> None:
@@ -60,7 +60,7 @@ class Managing:
         self._deleted = deleted
         self._purging: set[str] = set()
 
-    async def create(self, call: Call) -> dict[str, Any]:
+    async def create(self, call: SqsCall) -> dict[str, Any]:
         """CreateQueue: a new queue, or one that is there with these very attributes."""
         name, attributes = call.fields["QueueName"], call.fields.get("Attributes", {})
         check_name(name)
@@ -95,7 +95,7 @@ class Managing:
         self._directory.forget(name)
         return {"QueueUrl": call.base_url + name}
 
-    async def _check(self, call: Call, name: str, fifo: bool, changes: Changes) -> None:
+    async def _check(self, call: SqsCall, name: str, fifo: bool, changes: Changes) -> None:
         """What attributes ask for beyond the queue itself needs rights beyond it."""
         if changes.filters and not may_all(call.caller, "consume", "queue"):
             raise Denied(f"{call.caller.name} may not give {name!r} a filter: it would pick from queues not its own")
@@ -123,7 +123,7 @@ class Managing:
         if changes.dedup_window_s is not None:
             await self._store.set_dedup_window(f"{changes.dedup_window_s}s")
 
-    async def url(self, call: Call) -> dict[str, Any]:
+    async def url(self, call: SqsCall) -> dict[str, Any]:
         """GetQueueUrl."""
         name = call.fields["QueueName"]
         check_name(name)
@@ -131,18 +131,18 @@ class Managing:
         await self._directory.find(name)
         return {"QueueUrl": call.base_url + name}
 
-    async def queues(self, call: Call) -> dict[str, Any]:
+    async def queues(self, call: SqsCall) -> dict[str, Any]:
         """ListQueues: those that the caller may do anything with."""
         views = await self._directory.all(call.fields.get("QueueNamePrefix", ""))
         return _page(call, "QueueUrls", [view.name for view in views])
 
-    async def sources(self, call: Call) -> dict[str, Any]:
+    async def sources(self, call: SqsCall) -> dict[str, Any]:
         """ListDeadLetterSourceQueues."""
         view = await self._directory.find(call.known_queue())
         views = await self._directory.all()
         return _page(call, "queueUrls", [one.name for one in views if one.dead_letter == view.name])
 
-    async def attributes(self, call: Call) -> dict[str, Any]:
+    async def attributes(self, call: SqsCall) -> dict[str, Any]:
         """GetQueueAttributes."""
         names: list[str] = call.fields.get("AttributeNames", [])
         for name in names:
@@ -155,7 +155,7 @@ class Managing:
         chosen = found if "All" in names else {name: found[name] for name in names if name in found}
         return {"Attributes": chosen} if chosen else {}
 
-    async def set_attributes(self, call: Call) -> None:
+    async def set_attributes(self, call: SqsCall) -> None:
         """SetQueueAttributes."""
         name, attributes = call.queue("admin"), call.fields["Attributes"]
         async with self._directory.changing(name):
@@ -165,7 +165,7 @@ class Managing:
             await self._change(view, changes)
             await self._set_dedup_window(changes)
 
-    async def _change(self, view: View, changes: Changes) -> None:
+    async def _change(self, view: SettingsView, changes: Changes) -> None:
         changes.labels[MODIFIED] = str(int(self._clock()))
         settings = {**changes.settings, "labels": changes.laid_over(view.labels)}
         queue: Any = self._store.queue(view.name)
@@ -174,7 +174,7 @@ class Managing:
         finally:
             self._directory.forget(view.name)
 
-    async def purge(self, call: Call) -> None:
+    async def purge(self, call: SqsCall) -> None:
         """PurgeQueue: what is available or delayed goes at once; what is in flight stays with its holder."""
         name = call.queue("admin")
         await self._directory.look(name)
@@ -186,7 +186,7 @@ class Managing:
         finally:
             self._purging.discard(name)
 
-    async def delete(self, call: Call) -> None:
+    async def delete(self, call: SqsCall) -> None:
         """DeleteQueue."""
         name = call.queue("admin")
         view = await self._directory.look(name)
@@ -196,13 +196,13 @@ class Managing:
 
     # -- tags ---------------------------------------------------------------------------------------------------
 
-    async def tags(self, call: Call) -> dict[str, Any]:
+    async def tags(self, call: SqsCall) -> dict[str, Any]:
         """ListQueueTags."""
         view = await self._directory.look(call.known_queue())
         found = tags_of(view.labels)
         return {"Tags": found} if found else {}
 
-    async def tag(self, call: Call) -> None:
+    async def tag(self, call: SqsCall) -> None:
         """TagQueue."""
         name, labels = call.queue("admin"), _tag_labels(call.fields["Tags"])
         if not labels:
@@ -213,7 +213,7 @@ class Managing:
                 raise invalid_value(f"A queue has at most {TAGS_MAX} tags.")
             await self._change(view, Changes(labels=dict(labels)))
 
-    async def untag(self, call: Call) -> None:
+    async def untag(self, call: SqsCall) -> None:
         """UntagQueue."""
         name, keys = call.queue("admin"), call.fields["TagKeys"]
         if not keys:
@@ -222,7 +222,7 @@ class Managing:
             view = await self._directory.look(name)
             await self._change(view, Changes(labels={tag_name(key): None for key in keys}))
 
-    async def permission(self, call: Call) -> None:
+    async def permission(self, call: SqsCall) -> None:
         """AddPermission and RemovePermission, which have no meaning here."""
         call.queue("admin")
         raise Refused(
@@ -247,7 +247,7 @@ def _tag_labels(tags: dict[str, str]) -> dict[str, str]:
     return dict(tag_label(key, value) for key, value in tags.items())
 
 
-def _check_same(view: View, attributes: dict[str, str], place: Place) -> None:
+def _check_same(view: SettingsView, attributes: dict[str, str], place: QueuePlace) -> None:
     known = view.attributes(place)
     for name, value in attributes.items():
         if not same(name, value, known.get(name)):
@@ -257,7 +257,7 @@ def _check_same(view: View, attributes: dict[str, str], place: Place) -> None:
             )
 
 
-def _page(call: Call, field: str, names: list[str]) -> dict[str, Any]:
+def _page(call: SqsCall, field: str, names: list[str]) -> dict[str, Any]:
     """A page of queue URLs, and a token for the next one: the last name of this one."""
     size = call.number("MaxResults", 1, PAGE_MAX)
     token = call.fields.get("NextToken")

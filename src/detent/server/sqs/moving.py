@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from detent.codec.origin import Origin
+from detent.codec.origin import OriginRecord
 from detent.codec.published import URI
 from detent.errors import Denied, DetentError, Exists, Invalid, NotFound, StaleReceipt
 from detent.queue import calls
@@ -31,7 +31,7 @@ from detent.queue.reader import Content, QueueReader, content_bytes
 from detent.remote.rights import told
 from detent.server.access import Caller
 from detent.server.sqs.attributes import ADDRESS
-from detent.server.sqs.call import Call, require_any
+from detent.server.sqs.call import SqsCall, require_any
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import (
     INTERNAL,
@@ -45,13 +45,89 @@ from detent.server.sqs.errors import (
     no_queue,
     refused,
 )
-from detent.server.sqs.names import Place, queue_of_arn
+from detent.server.sqs.names import QueuePlace, queue_of_arn
 from detent.server.sqs.sending import check_order
-from detent.server.sqs.settings import View
-from detent.server.sqs.tasks import MoveTask
+from detent.server.sqs.settings import SettingsView
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
+
+
+import uuid
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class MoveTask:
+    """One task, under way or over. `number` is the source's own; `failed` says that there may be failed messages to
+    move, those after the message `after`. The messages `staying` were refused at their destination, and stay in the
+    source; `refusal` is why the first of them was."""
+
+    source: str
+    number: int
+    destination: str | None
+    rate: int | None
+    to_move: int
+    started_ms: int
+    caller: Caller
+    sources: frozenset[str]
+    failed: bool
+    after: int = -1
+    handle: str = field(default_factory=lambda: uuid.uuid4().hex)
+    status: str = "RUNNING"
+    moved: int = 0
+    reason: str = ""
+    staying: set[int] = field(default_factory=set)
+    refusal: Refused | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it goes on."""
+        return self.status in {"RUNNING", "CANCELLING"}
+
+    @property
+    def in_place(self) -> bool:
+        """Whether failed messages are made available again in their own queue, and nothing else is moved."""
+        return self.destination == self.source
+
+    @property
+    def left(self) -> int:
+        """How many messages are still to be moved."""
+        return self.to_move - self.moved - len(self.staying)
+
+    def stay(self, message: int, error: Refused) -> None:
+        """A message was refused at its destination."""
+        self.staying.add(message)
+        self.refusal = self.refusal or error
+
+    def end(self) -> None:
+        """There is nothing left to do. With messages that stay the task has failed, because the rest is up to the
+        caller."""
+        if self.status == "CANCELLING":
+            self.status = "CANCELLED"
+        elif self.refusal is None:
+            self.status = "COMPLETED"
+        else:
+            self.status, self.reason = "FAILED", self.refusal.fault.code
+            if self.refusal.fault != NO_SOURCE:  # SQS knows that one by its code alone
+                staying = f"{len(self.staying)} of the messages could not be moved"
+                self.reason += f": {staying}; the first of them: {self.refusal.message}"
+
+    def answer(self, place: QueuePlace) -> dict[str, Any]:
+        """The task as it is listed."""
+        found: dict[str, Any] = {"Status": self.status, "SourceArn": place.arn(self.source)}
+        if self.status == "RUNNING":
+            found["TaskHandle"] = self.handle
+        if self.destination is not None:
+            found["DestinationArn"] = place.arn(self.destination)
+        if self.rate is not None:
+            found["MaxNumberOfMessagesPerSecond"] = self.rate
+        found["ApproximateNumberOfMessagesMoved"] = self.moved
+        found["ApproximateNumberOfMessagesToMove"] = self.to_move
+        if self.reason:
+            found["FailureReason"] = self.reason
+        return {**found, "StartedTimestamp": self.started_ms}
+
 
 RATE_MAX: Final = 500
 """Messages that a task moves in a second at most, as in SQS."""
@@ -103,7 +179,7 @@ class Moving:
         self,
         store: AsyncStore,
         directory: Directory,
-        place: Place,
+        place: QueuePlace,
         clock: Callable[[], float],
         still: Callable[[Caller], bool],
     ) -> None:
@@ -121,7 +197,7 @@ class Moving:
             running.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def start(self, call: Call) -> dict[str, Any]:
+    async def start(self, call: SqsCall) -> dict[str, Any]:
         """StartMessageMoveTask."""
         source = queue_of_arn(call.fields["SourceArn"], "SourceArn")
         given = call.fields.get("DestinationArn")
@@ -168,7 +244,7 @@ class Moving:
             task.status = "CANCELLING" if task.is_active else task.status
             del self._tasks[task.handle]
 
-    async def _sources(self, source: View, destination: str | None, failed: int) -> frozenset[str]:
+    async def _sources(self, source: SettingsView, destination: str | None, failed: int) -> frozenset[str]:
         """With no destination, a message goes back to the queue that gave it up: one of these."""
         if destination is None:
             found = frozenset(view.name for view in await self._directory.all() if view.dead_letter == source.name)
@@ -185,7 +261,7 @@ class Moving:
             raise invalid_value("Source and destination must be of the same type, FIFO or standard.")
         return frozenset()
 
-    async def _existing(self, name: str, parameter: str) -> View:
+    async def _existing(self, name: str, parameter: str) -> SettingsView:
         try:
             return await self._directory.look(name)
         except Refused as error:
@@ -193,7 +269,7 @@ class Moving:
                 NOT_FOUND, f"The resource that you specified for the {parameter} parameter doesn't exist."
             ) from error
 
-    async def tasks(self, call: Call) -> dict[str, Any]:
+    async def tasks(self, call: SqsCall) -> dict[str, Any]:
         """ListMessageMoveTasks: the newest first."""
         source = queue_of_arn(call.fields["SourceArn"], "SourceArn")
         require_any(call.caller, source)
@@ -201,7 +277,7 @@ class Moving:
         count = call.number("MaxResults", 1, TASKS_KEPT) or 1
         return {"Results": [task.answer(self._place) for task in self._of(view.number)[:count]]}
 
-    async def cancel(self, call: Call) -> dict[str, Any]:
+    async def cancel(self, call: SqsCall) -> dict[str, Any]:
         """CancelMessageMoveTask."""
         handle = call.fields["TaskHandle"]
         if not _HANDLE.fullmatch(handle):
@@ -242,7 +318,7 @@ class Moving:
         queue is paused."""
         return task.failed or (not task.in_place and (await self._view(task)).visible > len(task.staying))
 
-    async def _view(self, task: MoveTask) -> View:
+    async def _view(self, task: MoveTask) -> SettingsView:
         """The source as it is now; refused if it is another one of the same name."""
         view = await self._directory.look(task.source)
         if view.number != task.number:
@@ -393,7 +469,7 @@ def _read(reader: QueueReader, queue: int, left: list[Held]) -> list[Parcel | No
         if found and size > STEP_BYTES:
             break
         origin = origins.get(message)
-        source = "" if origin is None else Origin.decode(origin).moves[-1].source
+        source = "" if origin is None else OriginRecord.decode(origin).moves[-1].source
         found.append(None if content is None else Parcel(content, source))
     return found
 

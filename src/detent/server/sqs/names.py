@@ -26,7 +26,7 @@ _UUID_VERSION: Final = 8 << 76
 _UUID_VARIANT: Final = 2 << 62
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """Where this server pretends to be, for those who take URLs and ARNs apart."""
 
     region: str = "us-east-1"
@@ -87,7 +87,7 @@ def queue_of_arn(arn: str, parameter: str) -> str:
     return parts[5]
 
 
-def base_url(scheme: str, host: str | None, place: Place) -> str:
+def base_url(scheme: str, host: str | None, place: QueuePlace) -> str:
     """What the URLs of queues begin with, for a client that reached the server under this host."""
     if host is None or not _HOST.fullmatch(host):
         host = "localhost"

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from detent.errors import DetentError, LimitExceeded
 from detent.remote import rights
 from detent.server.access import Caller
-from detent.server.http import Request, Response
+from detent.server.http import HttpRequest, Response
 from detent.server.keys import Unauthenticated
 from detent.server.sigv4 import is_signed
 from detent.server.sqs import jsonwire, querywire
-from detent.server.sqs.call import Answer, Call, Fields, missing
+from detent.server.sqs.call import Answer, Fields, SqsCall, missing
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import (
     BAD_SIGNATURE,
@@ -32,9 +32,9 @@ from detent.server.sqs.errors import (
 )
 from detent.server.sqs.managing import Managing
 from detent.server.sqs.moving import Moving
-from detent.server.sqs.names import Place, base_url
+from detent.server.sqs.names import QueuePlace, base_url
 from detent.server.sqs.receiving import Receiving
-from detent.server.sqs.sending import Sending
+from detent.server.sqs.sending import SendCall
 from detent.server.sqs.settling import Settling
 from detent.server.sqs.shapes import ACTIONS, READS
 
@@ -48,7 +48,7 @@ _PATH: Final = re.compile(r"/(\d{12}/[^/]{1,100}/?)?")
 
 _INVOCATION: Final = re.compile(r"[A-Za-z0-9-]{8,64}")
 
-Handler = Callable[[Call], Awaitable[Answer]]
+Handler = Callable[[SqsCall], Awaitable[Answer]]
 
 logger = logging.getLogger("detent.server.sqs")
 
@@ -63,14 +63,14 @@ class SqsPart:
         self,
         store: AsyncStore,
         *,
-        place: Place | None = None,
+        place: QueuePlace | None = None,
         clock: Callable[[], float] = time.time,
         still: Callable[[Caller], bool] = lambda _: True,
     ) -> None:
-        self._place = place or Place()
+        self._place = place or QueuePlace()
         self._closing = asyncio.Event()
         directory = Directory(store)
-        sending = Sending(store, directory)
+        sending = SendCall(store, directory)
         receiving = Receiving(store, directory, self._place, clock, still)
         settling = Settling(store, directory)
         self._moving = moving = Moving(store, directory, self._place, clock, still)
@@ -106,7 +106,7 @@ class SqsPart:
         self._closing.set()
         await self._moving.close()
 
-    def owns(self, request: Request) -> bool:
+    def owns(self, request: HttpRequest) -> bool:
         """Whether a request is one of an SQS client: by its target, or a form (or an Action in the address) at a place
         where only queues are. What it may do by its method is said in the answer."""
         if request.headers.get(jsonwire.TARGET, "").startswith(jsonwire.TARGET_PREFIX):
@@ -117,7 +117,7 @@ class SqsPart:
             return request.content_type in {querywire.FORM_TYPE, jsonwire.TYPE}
         return request.method in {"GET", "HEAD"} and b"Action=" in request.raw_query
 
-    async def answer(self, request: Request, caller: Caller) -> Response:
+    async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         """Answer a request in the protocol that it came in."""
         request_id = str(uuid.uuid4())
         try:
@@ -139,18 +139,18 @@ class SqsPart:
             logger.exception("answering an SQS client", extra={"request": request_id})
             return _refuse(request, Refused(INTERNAL, "An internal error has occurred."), request_id)
 
-    def refuse(self, request: Request, error: DetentError) -> Response:
+    def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         """How an SQS client is told that something is wrong."""
         return _refuse(request, error, str(uuid.uuid4()))
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: HttpRequest) -> bytes:
         try:
             return await request.body(BODY_BYTES_MAX)
         except LimitExceeded as error:
             raise Refused(TOO_LARGE, str(error)) from error
 
     async def _run(
-        self, action: str, fields: Fields, request: Request, caller: Caller, words: Callable[[Answer], Response]
+        self, action: str, fields: Fields, request: HttpRequest, caller: Caller, words: Callable[[Answer], Response]
     ) -> Response:
         """Run an action, and put its answer into words."""
         spec = ACTIONS[action]
@@ -160,7 +160,7 @@ class SqsPart:
                 raise missing(name)
         base = base_url(request.scope.get("scheme", "http"), request.headers.get("host"), self._place)
         request.operation = action
-        call = Call(action, fields, caller, base, _invocation(request), partial(self._gone, request))
+        call = SqsCall(action, fields, caller, base, _invocation(request), partial(self._gone, request))
         result = await self._handlers[action](call)
         try:
             response = words(result if spec.answers else None)
@@ -171,7 +171,7 @@ class SqsPart:
         response.undo = call.undo
         return response
 
-    async def _gone(self, request: Request) -> None:
+    async def _gone(self, request: HttpRequest) -> None:
         """Return when the client has gone away, or the server goes."""
         ends = [asyncio.create_task(request.disconnected()), asyncio.create_task(self._closing.wait())]
         try:
@@ -181,24 +181,24 @@ class SqsPart:
                 end.cancel()
 
 
-def _invocation(request: Request) -> str:
+def _invocation(request: HttpRequest) -> str:
     """What an SDK calls this call, the same when it repeats it."""
     given = request.headers.get("amz-sdk-invocation-id", "")
     return given if _INVOCATION.fullmatch(given) else ""
 
 
-def _check_method(request: Request, action: str) -> None:
+def _check_method(request: HttpRequest, action: str) -> None:
     """Any page in a browser can have it send a GET: so none changes anything. (SQS itself takes all actions by GET.)"""
     if request.method == "POST" or (request.method == "GET" and action in READS):
         return
     raise Refused(NOT_ALLOWED, f"The action {action} is called with POST, not with {request.method[:20]}.")
 
 
-def _is_json(request: Request) -> bool:
+def _is_json(request: HttpRequest) -> bool:
     return jsonwire.TARGET in request.headers or request.content_type == jsonwire.TYPE
 
 
-def _unauthenticated(request: Request, error: Unauthenticated) -> Refused:
+def _unauthenticated(request: HttpRequest, error: Unauthenticated) -> Refused:
     """Why the caller could not be identified, as SQS says it. Of a signature it is not said whether its key is
     known."""
     kind = request.headers.get("authorization", "").partition(" ")[0]
@@ -206,7 +206,7 @@ def _unauthenticated(request: Request, error: Unauthenticated) -> Refused:
     return Refused(fault, str(error))
 
 
-def _refuse(request: Request, error: DetentError, request_id: str) -> Response:
+def _refuse(request: HttpRequest, error: DetentError, request_id: str) -> Response:
     known = _unauthenticated(request, error) if isinstance(error, Unauthenticated) else refused(error)
     if _is_json(request):
         return jsonwire.refuse(known, request_id)

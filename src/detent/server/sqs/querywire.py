@@ -7,7 +7,7 @@ from base64 import b64encode
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from detent.server.http import Request, Response
+from detent.server.http import HttpRequest, Response
 from detent.server.sqs import shapes
 from detent.server.sqs.attributes import NOT_XML, Attribute
 from detent.server.sqs.errors import INVALID_ACTION, MISSING_ACTION, Refused
@@ -31,7 +31,7 @@ _SPECIAL: Final = re.compile('[&<>"\r]')
 Tree = dict[str, Any]
 
 
-def read_form(request: Request, body: bytes) -> dict[str, str]:
+def read_form(request: HttpRequest, body: bytes) -> dict[str, str]:
     """The fields of a request: those of its address, and of its body if that is a form."""
     fields = _pairs(request.raw_query)
     if body and request.content_type == FORM_TYPE:

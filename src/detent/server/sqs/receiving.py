@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import md5
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from detent.codec.origin import Move, Origin
+from detent.codec.origin import Move, OriginRecord
 from detent.codec.published import URI, Metadata
 from detent.engine import Operation
 from detent.errors import Corrupt, Denied, StaleReceipt
@@ -21,11 +21,11 @@ from detent.queue.unclaiming import undoing, undoing_readable
 from detent.server.access import Caller
 from detent.server.sqs import attributes
 from detent.server.sqs.attributes import ADDRESS, DEDUP, GROUP, SENDER, TRACE, Attribute
-from detent.server.sqs.call import Call
+from detent.server.sqs.call import SqsCall
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import INVALID_ATTRIBUTE_NAME, Refused, invalid_value
-from detent.server.sqs.names import Place, check_token, message_id, receipt_handle, sequence_number
-from detent.server.sqs.settings import NAMES, View
+from detent.server.sqs.names import QueuePlace, check_token, message_id, receipt_handle, sequence_number
+from detent.server.sqs.settings import NAMES, SettingsView
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -71,7 +71,7 @@ class Wish(NamedTuple):
     attributes: list[str]
 
 
-class Claimed(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """One claimed message with its content; `earlier` is how often it was claimed in the queues that gave it up
     before, which `moves` names."""
 
@@ -81,7 +81,7 @@ class Claimed(NamedTuple):
     earlier: int
     moves: Sequence[Move]
     kind: int
-    payload: bytes
+    content: bytes
     about: Metadata
 
 
@@ -106,7 +106,7 @@ class Receiving:
         self,
         store: AsyncStore,
         directory: Directory,
-        place: Place,
+        place: QueuePlace,
         clock: Callable[[], float],
         still: Callable[[Caller], bool],
     ) -> None:
@@ -117,7 +117,7 @@ class Receiving:
         self._still = still
         self._attempts: dict[tuple[str, str], tuple[float, ops.ClaimedMessages, Undo]] = {}
 
-    async def receive(self, call: Call) -> dict[str, Any]:
+    async def receive(self, call: SqsCall) -> dict[str, Any]:
         """ReceiveMessage."""
         view = await self._directory.find(call.queue("consume"))
         wish = _wish(view, call)
@@ -141,7 +141,7 @@ class Receiving:
         return answer
 
     async def _messages(
-        self, view: View, result: ops.ClaimedMessages, found: list[Claimed], wish: Wish
+        self, view: SettingsView, result: ops.ClaimedMessages, found: list[ReceivedMessage], wish: Wish
     ) -> dict[str, Any]:
         """The answer that hands these messages over."""
         if result.queue != view.number:  # another caller deleted it and made it anew, a moment ago
@@ -149,7 +149,9 @@ class Receiving:
         firsts = await self._first_receives(view, found, wish)
         return {"Messages": [await self._answer(view, one, wish, firsts) for one in found]}
 
-    async def _claim(self, view: View, wish: Wish, call: Call) -> tuple[ops.ClaimedMessages | None, list[Claimed]]:
+    async def _claim(
+        self, view: SettingsView, wish: Wish, call: SqsCall
+    ) -> tuple[ops.ClaimedMessages | None, list[ReceivedMessage]]:
         """Claim messages; while there are none, wait for them as long as the consumer wants and is there."""
         operation = ops.Claim(view.name, wish.messages, wish.lease_ms, call.caller.name[: ops.CONSUMER_BYTES_MAX // 4])
         deadline = time.monotonic() + wish.wait_s
@@ -184,7 +186,7 @@ class Receiving:
             waiting.result()
         return not gone.done()
 
-    async def _read(self, result: ops.ClaimedMessages) -> list[Claimed]:
+    async def _read(self, result: ops.ClaimedMessages) -> list[ReceivedMessage]:
         """The contents of a claim, which is undone if they cannot be read, except of a message that is damaged."""
         try:
             return await self._contents(result) if result.messages else []
@@ -195,7 +197,7 @@ class Receiving:
             self._store.undo(undoing([result]))
             raise
 
-    async def _contents(self, result: ops.ClaimedMessages) -> list[Claimed]:
+    async def _contents(self, result: ops.ClaimedMessages) -> list[ReceivedMessage]:
         """What was claimed, with its content; what has ended its retention meanwhile is left out."""
         if self._store.objects.local:  # a look at a local file does not block
             return _read(self._store.messages, result)
@@ -211,7 +213,9 @@ class Receiving:
             del known[next(iter(known))]
         known[attempt] = (now + ATTEMPT_S, result, undo)
 
-    async def _again(self, view: View, attempt: tuple[str, str] | None, wish: Wish) -> ops.ClaimedMessages | None:
+    async def _again(
+        self, view: SettingsView, attempt: tuple[str, str] | None, wish: Wish
+    ) -> ops.ClaimedMessages | None:
         """What an earlier call under the same attempt id got, if nothing became of it yet; its leases start anew."""
         known = None if attempt is None else self._attempts.get(attempt)
         if known is None or known[0] < time.monotonic() or known[1].queue != view.number:
@@ -227,7 +231,7 @@ class Receiving:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    async def _first_receives(self, view: View, found: list[Claimed], wish: Wish) -> dict[int, int]:
+    async def _first_receives(self, view: SettingsView, found: list[ReceivedMessage], wish: Wish) -> dict[int, int]:
         """When messages were received first, in milliseconds: the owner knows it of those that come again."""
         if not wish.system & {"All", "ApproximateFirstReceiveTimestamp"}:
             return {}
@@ -244,10 +248,12 @@ class Receiving:
             if state.history
         }
 
-    async def _answer(self, view: View, one: Claimed, wish: Wish, firsts: Mapping[int, int]) -> dict[str, Any]:
+    async def _answer(
+        self, view: SettingsView, one: ReceivedMessage, wish: Wish, firsts: Mapping[int, int]
+    ) -> dict[str, Any]:
         headers = one.about.headers
-        payload, given = attributes.unpack(one.payload, headers)
-        body, encoding = _body(one.kind, payload)
+        content, given = attributes.unpack(one.content, headers)
+        body, encoding = _body(one.kind, content)
         if encoding:
             given[ENCODING] = Attribute("String", encoding)
         answer: dict[str, Any] = {
@@ -267,7 +273,7 @@ class Receiving:
             answer["MessageAttributes"] = {name: attribute.answer() for name, attribute in wanted.items()}
         return answer
 
-    async def _origin(self, view: View, headers: Mapping[str, str]) -> View:
+    async def _origin(self, view: SettingsView, headers: Mapping[str, str]) -> SettingsView:
         """The queue that a message was sent to: of a dead letter another one than that which has it."""
         name = headers.get(ADDRESS, view.name)
         if name == view.name:
@@ -277,7 +283,9 @@ class Receiving:
         except Refused:
             return view  # that queue is gone
 
-    def _system(self, view: View, one: Claimed, origin: View, firsts: Mapping[int, int]) -> dict[str, str]:
+    def _system(
+        self, view: SettingsView, one: ReceivedMessage, origin: SettingsView, firsts: Mapping[int, int]
+    ) -> dict[str, str]:
         headers = one.about.headers
         first_ms = firsts.get(one.message, int(self._clock() * 1000))
         found = {
@@ -298,24 +306,26 @@ class Receiving:
         return found
 
 
-def _read(reader: QueueReader, result: ops.ClaimedMessages) -> list[Claimed]:
+def _read(reader: QueueReader, result: ops.ClaimedMessages) -> list[ReceivedMessage]:
     """The contents of a claim, and where its dead letters came from."""
     columns = reader.columns(result.messages, result.records)
     earlier = result.earlier or [0] * len(result.messages)
     stored = reader.origins(result.queue, calls.named_origins(result)) if result.earlier else {}
-    moves = {message: Origin.decode(value).moves for message, value in stored.items()}
-    rows = zip(result.messages, result.attempts, earlier, columns.kinds, columns.payloads, columns.about, strict=True)
+    moves = {message: OriginRecord.decode(value).moves for message, value in stored.items()}
+    rows = zip(result.messages, result.attempts, earlier, columns.kinds, columns.bodies, columns.about, strict=True)
     return [
-        Claimed(message, result.first_delivery + index, attempts, before, moves.get(message, ()), kind, payload, about)
-        for index, (message, attempts, before, kind, payload, about) in enumerate(rows)
-        if payload is not None and about is not None
+        ReceivedMessage(
+            message, result.first_delivery + index, attempts, before, moves.get(message, ()), kind, content, about
+        )
+        for index, (message, attempts, before, kind, content, about) in enumerate(rows)
+        if content is not None and about is not None
     ]
 
 
 _FROM_HEADERS: Final = {"MessageGroupId": GROUP, "MessageDeduplicationId": DEDUP, "AWSTraceHeader": TRACE}
 
 
-def _wish(view: View, call: Call) -> Wish:
+def _wish(view: SettingsView, call: SqsCall) -> Wish:
     fields = call.fields
     system = frozenset([*fields.get("AttributeNames", ()), *fields.get("MessageSystemAttributeNames", ())])
     unknown = system - SYSTEM_NAMES - NAMES
@@ -333,7 +343,7 @@ def _wish(view: View, call: Call) -> Wish:
     )
 
 
-def _attempt(view: View, call: Call) -> tuple[str, str] | None:
+def _attempt(view: SettingsView, call: SqsCall) -> tuple[str, str] | None:
     given = call.fields.get("ReceiveRequestAttemptId")
     if not given:
         return None
@@ -345,12 +355,12 @@ def _attempt(view: View, call: Call) -> tuple[str, str] | None:
     return view.name, given
 
 
-def _body(kind: int, payload: bytes) -> tuple[str, str]:
-    """A payload as text, and how it is written if it was not text that SQS allows."""
+def _body(kind: int, content: bytes) -> tuple[str, str]:
+    """The content as text, and how it is written if it was not text that SQS allows."""
     if kind == URI:
-        return payload.decode(), "uri"
+        return content.decode(), "uri"
     try:
-        body = payload.decode()
+        body = content.decode()
     except UnicodeDecodeError:
-        return b64encode(payload).decode(), "base64"
-    return (body, "") if attributes.is_text(body) else (b64encode(payload).decode(), "base64")
+        return b64encode(content).decode(), "base64"
+    return (body, "") if attributes.is_text(body) else (b64encode(content).decode(), "base64")

@@ -14,11 +14,11 @@ from detent.remote import rights
 from detent.server.access import Caller
 from detent.server.sqs import attributes
 from detent.server.sqs.attributes import ADDRESS, DEDUP, GROUP, SENDER, TRACE
-from detent.server.sqs.call import Call, Fields, batch_answer, entries_of, missing, number_of, text_of
+from detent.server.sqs.call import Fields, SqsCall, batch_answer, entries_of, missing, number_of, text_of
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import BATCH_TOO_LONG, UNSUPPORTED, Refused, invalid_value, refused
 from detent.server.sqs.names import check_token, message_id, sequence_number
-from detent.server.sqs.settings import MESSAGE_BYTES_MAX, View
+from detent.server.sqs.settings import MESSAGE_BYTES_MAX, SettingsView
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -31,24 +31,24 @@ DEDUP_ATTRIBUTE: Final = "DetentDedupKey"
 """The message attribute that gives a message of a standard queue a dedup key."""
 
 
-class Letter(NamedTuple):
+class SentMessage(NamedTuple):
     """A message that is ready to be published, and what its sender is told of it."""
 
-    payload: bytes
+    content: bytes
     headers: dict[str, str]
     delay_ms: int
     dedup_key: str | None
     digests: dict[str, str]
 
 
-class Sending:
+class SendCall:
     """Publishes what SQS clients send."""
 
     def __init__(self, store: AsyncStore, directory: Directory) -> None:
         self._store = store
         self._directory = directory
 
-    async def send(self, call: Call) -> dict[str, Any]:
+    async def send(self, call: SqsCall) -> dict[str, Any]:
         """SendMessage."""
         view = await self._directory.find(call.queue("publish"))
         check_order(view)
@@ -56,13 +56,13 @@ class Sending:
         published = await self._publish(view, [letter])
         return _sent(view, letter, published[0])
 
-    async def send_batch(self, call: Call) -> dict[str, Any]:
+    async def send_batch(self, call: SqsCall) -> dict[str, Any]:
         """SendMessageBatch: what is wrong with one entry does not touch the others."""
         view = await self._directory.find(call.queue("publish"))
         check_order(view)
         entries = entries_of(call)
         outcomes: list[Any] = [_try_letter(view, entry, call) for entry in entries]
-        letters = [outcome for outcome in outcomes if isinstance(outcome, Letter)]
+        letters = [outcome for outcome in outcomes if isinstance(outcome, SentMessage)]
         size = sum(map(_size, entries))  # of all of them: what is refused singly was sent as well
         if size > MESSAGE_BYTES_MAX:
             raise Refused(
@@ -70,9 +70,11 @@ class Sending:
                 f"Batch requests cannot be longer than {MESSAGE_BYTES_MAX} bytes. You have sent {size} bytes.",
             )
         sent = iter(await self._publish_each(view, letters, call.caller))
-        return batch_answer(entries, [next(sent) if isinstance(one, Letter) else one for one in outcomes])
+        return batch_answer(entries, [next(sent) if isinstance(one, SentMessage) else one for one in outcomes])
 
-    async def _publish_each(self, view: View, letters: list[Letter], caller: Caller) -> list[dict[str, Any] | Refused]:
+    async def _publish_each(
+        self, view: SettingsView, letters: list[SentMessage], caller: Caller
+    ) -> list[dict[str, Any] | Refused]:
         """All in one transaction; one by one if it is refused, to learn which of them it was."""
         if not letters:
             return []
@@ -84,10 +86,10 @@ class Sending:
             return [(await self._publish_each(view, [letter], caller))[0] for letter in letters]
         return [_sent(view, letter, one) for letter, one in zip(letters, published, strict=True)]
 
-    async def _publish(self, view: View, letters: Sequence[Letter]) -> list[Published]:
+    async def _publish(self, view: SettingsView, letters: Sequence[SentMessage]) -> list[Published]:
         """Publish letters in order: neighbours with the same delay share an operation."""
         operations: list[Any] = []
-        group: list[Letter] = []
+        group: list[SentMessage] = []
         for letter in letters:
             if group and group[0].delay_ms != letter.delay_ms:
                 operations.append(_operation(view, group))
@@ -97,7 +99,7 @@ class Sending:
         return calls.published(await self._store.commit(operations))
 
 
-def check_order(view: View) -> None:
+def check_order(view: SettingsView) -> None:
     """Refuse to send to a queue that is a FIFO queue by its name alone: what is sent there would not be in order."""
     if view.lacks_order:
         raise Refused(
@@ -107,10 +109,10 @@ def check_order(view: View) -> None:
         )
 
 
-def _operation(view: View, letters: list[Letter]) -> ops.Publish:
+def _operation(view: SettingsView, letters: list[SentMessage]) -> ops.Publish:
     keys = [letter.dedup_key for letter in letters]
     return ops.Publish(
-        payloads=[letter.payload for letter in letters],
+        bodies=[letter.content for letter in letters],
         headers=[letter.headers for letter in letters],
         delay_ms=letters[0].delay_ms,
         retention_s=view.retention_s,
@@ -119,7 +121,7 @@ def _operation(view: View, letters: list[Letter]) -> ops.Publish:
     )
 
 
-def _sent(view: View, letter: Letter, published: Published) -> dict[str, Any]:
+def _sent(view: SettingsView, letter: SentMessage, published: Published) -> dict[str, Any]:
     """What a sender is told; of a duplicate, what the sender of the first one was told."""
     answer: dict[str, Any] = {**letter.digests, "MessageId": message_id(published.message)}
     if view.is_fifo:
@@ -127,7 +129,7 @@ def _sent(view: View, letter: Letter, published: Published) -> dict[str, Any]:
     return answer
 
 
-def _try_letter(view: View, entry: Fields, call: Call) -> Letter | Refused:
+def _try_letter(view: SettingsView, entry: Fields, call: SqsCall) -> SentMessage | Refused:
     invocation = call.invocation and f"{call.invocation}-{entry['Id']}"
     try:
         return _letter(view, entry, call.caller.name, invocation)
@@ -143,7 +145,7 @@ def _size(fields: Fields) -> int:
     )
 
 
-def _letter(view: View, fields: Fields, sender: str, invocation: str) -> Letter:
+def _letter(view: SettingsView, fields: Fields, sender: str, invocation: str) -> SentMessage:
     body = attributes.check_body(text_of(fields, "MessageBody"))
     headers = {ADDRESS: view.name, SENDER: sender[:SENDER_MAX]}
     digests = {"MD5OfMessageBody": md5(body, usedforsecurity=False).hexdigest()}
@@ -165,13 +167,13 @@ def _letter(view: View, fields: Fields, sender: str, invocation: str) -> Letter:
     key = _fifo_key(view, fields, body, delay_s, headers) if view.is_fifo else _standard_key(fields, given, headers)
     if key is None and view.retry_dedup and invocation:
         key = f"sdk-{invocation}"
-    payload = attributes.pack(body, given, headers) if given else body
+    content = attributes.pack(body, given, headers) if given else body
     # In a FIFO queue the delay is the queue's own: a 0 that is sent along says nothing.
     delay_ms = view.delay_ms if delay_s is None or view.is_fifo else delay_s * 1000
-    return Letter(payload, headers, delay_ms, key, digests)
+    return SentMessage(content, headers, delay_ms, key, digests)
 
 
-def _fifo_key(view: View, fields: Fields, body: bytes, delay_s: int | None, headers: dict[str, str]) -> str:
+def _fifo_key(view: SettingsView, fields: Fields, body: bytes, delay_s: int | None, headers: dict[str, str]) -> str:
     """The dedup key of a message of a FIFO queue, whose group and deduplication id go into its headers."""
     group, dedup = fields.get("MessageGroupId"), fields.get("MessageDeduplicationId")
     if not group:

@@ -19,7 +19,7 @@ from detent.server.sqs.errors import (
     invalid_value,
 )
 from detent.server.sqs.labels import ATTRIBUTE, Labels
-from detent.server.sqs.names import Place, is_fifo, queue_of_arn
+from detent.server.sqs.names import QueuePlace, is_fifo, queue_of_arn
 from detent.settings.queue import QUEUE
 from detent.settings.setting import Flag, Milliseconds, Number, Seconds, Setting, Text
 
@@ -90,7 +90,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SettingsView:
     """A queue as the hot paths need it, and all that is known of it beside."""
 
     name: str
@@ -108,7 +108,7 @@ class View:
     dedup_window_ms: int
 
     @classmethod
-    def of(cls, info: QueueInfo, dedup_window_ms: int) -> View:
+    def of(cls, info: QueueInfo, dedup_window_ms: int) -> SettingsView:
         """The view of a queue that was described just now."""
         labels = info.labels
         numbers = {name: _kept_number(labels, name) for name in KEPT_NUMBERS}
@@ -143,7 +143,7 @@ class View:
         """Messages that are neither delayed nor in flight, those that wait for others of their group included."""
         return self.info.available + self.info.blocked - self.info.blocked_delayed
 
-    def attributes(self, place: Place) -> dict[str, str]:
+    def attributes(self, place: QueuePlace) -> dict[str, str]:
         """All attributes, as SQS writes them."""
         info, labels = self.info, self.labels
         lease_ms = info.lease // timedelta(milliseconds=1)

@@ -9,12 +9,12 @@ from detent.engine import Operation
 from detent.errors import DetentError, StaleReceipt
 from detent.queue import operations as ops
 from detent.queue.message import Receipt, ack_operations
-from detent.server.sqs.call import Call, Fields, batch_answer, entries_of, missing, number_of, text_of
+from detent.server.sqs.call import Fields, SqsCall, batch_answer, entries_of, missing, number_of, text_of
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import NOT_IN_FLIGHT, Refused, invalid_value, refused
 from detent.server.sqs.names import receipt_handle, receipt_of_handle
 from detent.server.sqs.receiving import VISIBILITY_S_MAX
-from detent.server.sqs.settings import View
+from detent.server.sqs.settings import SettingsView
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -34,12 +34,12 @@ class Settling:
         self._store = store
         self._directory = directory
 
-    async def delete(self, call: Call) -> None:
+    async def delete(self, call: SqsCall) -> None:
         """DeleteMessage."""
         view = await self._directory.find(call.queue("consume"))
         await self._delete(view, receipt_of_handle(text_of(call.fields, "ReceiptHandle"), view.number))
 
-    async def delete_batch(self, call: Call) -> dict[str, Any]:
+    async def delete_batch(self, call: SqsCall) -> dict[str, Any]:
         """DeleteMessageBatch: all in one transaction, if no handle is stale."""
         view = await self._directory.find(call.queue("consume"))
         entries = entries_of(call)
@@ -55,12 +55,12 @@ class Settling:
             outcomes = dict(zip(receipts, done, strict=True))
         return batch_answer(entries, [one if isinstance(one, Refused) else outcomes[one] for one in found])
 
-    async def change(self, call: Call) -> None:
+    async def change(self, call: SqsCall) -> None:
         """ChangeMessageVisibility."""
         view = await self._directory.find(call.queue("consume"))
         await self._change(view, call.fields)
 
-    async def change_batch(self, call: Call) -> dict[str, Any]:
+    async def change_batch(self, call: SqsCall) -> dict[str, Any]:
         """ChangeMessageVisibilityBatch."""
         view = await self._directory.find(call.queue("consume"))
         entries = entries_of(call)
@@ -74,13 +74,13 @@ class Settling:
             return refused(error)
         return {}
 
-    async def _delete(self, view: View, receipt: Receipt) -> None:
+    async def _delete(self, view: SettingsView, receipt: Receipt) -> None:
         try:
             await self._store.commit(ack_operations([receipt]))
         except StaleReceipt:
             await self._after_stale_delete(view, receipt)
 
-    async def _after_stale_delete(self, view: View, receipt: Receipt) -> None:
+    async def _after_stale_delete(self, view: SettingsView, receipt: Receipt) -> None:
         """A handle that is not the latest deletes nothing. That is an error only if the caller has to know it: the
         message is there still, in the queue or where the queue gave it up to."""
         states = await self._states(receipt, [view.name, *await self._dead_letters(view)])
@@ -95,7 +95,7 @@ class Settling:
             f"expired: the message was not deleted, and {what}. Use a longer visibility timeout."
         )
 
-    async def _dead_letters(self, view: View) -> list[str]:
+    async def _dead_letters(self, view: SettingsView) -> list[str]:
         """The queues that a message can have come to since: the dead-letter queue, and that one's own, and so on."""
         found: list[str] = []
         while view.dead_letter and view.dead_letter not in found and len(found) < DEAD_LETTERS_MAX:
@@ -106,7 +106,7 @@ class Settling:
                 break  # it was deleted: what is given up now stays where it is
         return found
 
-    async def _change(self, view: View, fields: Fields) -> None:
+    async def _change(self, view: SettingsView, fields: Fields) -> None:
         receipt = receipt_of_handle(text_of(fields, "ReceiptHandle"), view.number)
         seconds = number_of(fields, "VisibilityTimeout", 0, VISIBILITY_S_MAX)
         if seconds is None:
@@ -120,7 +120,7 @@ class Settling:
         except StaleReceipt:
             await self._after_stale_change(view, receipt)
 
-    async def _after_stale_change(self, view: View, receipt: Receipt) -> None:
+    async def _after_stale_change(self, view: SettingsView, receipt: Receipt) -> None:
         if (await self._states(receipt, [view.name])).get(view.name, DONE) == DONE:
             raise invalid_value(
                 f"Value {receipt_handle(receipt)} for parameter ReceiptHandle is invalid. Reason: Message does not "
@@ -134,7 +134,7 @@ class Settling:
         return {state.queue: state.state for state in found.states}
 
 
-def _receipt(view: View, entry: Fields) -> Receipt | Refused:
+def _receipt(view: SettingsView, entry: Fields) -> Receipt | Refused:
     try:
         return receipt_of_handle(text_of(entry, "ReceiptHandle"), view.number)
     except Refused as error:

@@ -1,0 +1,1 @@
+"""The Kafka suite: bridges in both directions, and the client library alone, over one broker on this machine."""

@@ -1,0 +1,165 @@
+"""A loopback Iceberg REST catalog for tests, Iceberg's own: its jars come from Maven Central once, into a folder of the
+user's cache, and a Java file of a few lines gives them to a server on 127.0.0.1.
+
+    with rest_catalog() as catalog:
+        catalog.url          # http://127.0.0.1:PORT
+        catalog.warehouse    # a folder in which it makes tables
+
+`shared_catalog()` starts one once per test process. `needs_catalog` skips tests where Java or Maven is missing, and
+says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from servers import HOST, await_answer, free_port, shared, stop
+
+ICEBERG, JETTY, SQLITE = "1.11.0", "12.1.8", "3.50.3.0"
+START_SECONDS = 120.0
+FETCH_SECONDS = 280.0
+
+_JARS = (
+    ("org.apache.iceberg", "iceberg-core", ICEBERG, ""),
+    ("org.apache.iceberg", "iceberg-core", ICEBERG, "tests"),
+    ("org.eclipse.jetty.ee10", "jetty-ee10-servlet", JETTY, ""),
+    ("org.eclipse.jetty.compression", "jetty-compression-server", JETTY, ""),
+    ("org.eclipse.jetty.compression", "jetty-compression-gzip", JETTY, ""),
+    ("org.xerial", "sqlite-jdbc", SQLITE, ""),
+    ("org.slf4j", "slf4j-nop", "2.0.17", ""),
+)
+
+_SERVER = """
+import java.net.InetSocketAddress;
+import java.util.Map;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.iceberg.CatalogUtil;
+import org.apache.iceberg.rest.RESTCatalogAdapter;
+import org.apache.iceberg.rest.RESTCatalogServlet;
+import org.eclipse.jetty.ee10.servlet.ServletContextHandler;
+import org.eclipse.jetty.ee10.servlet.ServletHolder;
+import org.eclipse.jetty.server.Server;
+
+public class RestCatalog {
+    public static void main(String[] words) throws Exception {
+        var properties = Map.of(
+            "catalog-impl", "org.apache.iceberg.jdbc.JdbcCatalog", "jdbc.schema-version", "V1",
+            "uri", "jdbc:sqlite:" + words[1] + "/catalog.db", "warehouse", words[1] + "/warehouse");
+        var catalog = CatalogUtil.buildIcebergCatalog("tests", properties, new Configuration());
+        var server = new Server(new InetSocketAddress("127.0.0.1", Integer.parseInt(words[0])));
+        var context = new ServletContextHandler("/");
+        context.addServlet(new ServletHolder(new RESTCatalogServlet(new RESTCatalogAdapter(catalog))), "/*");
+        server.setHandler(context);
+        server.start();
+        server.join();
+    }
+}
+"""
+
+
+def missing() -> str | None:
+    """Why there can be no catalog here; None if there can."""
+    if shutil.which("java") is None:
+        return "Iceberg's REST catalog needs Java, which is not on the path"
+    if not (_folder() / "complete").exists() and shutil.which("mvn") is None:
+        return f"Iceberg's jars are not in {_folder()}, and Maven, which fetches them, is not on the path"
+    return None
+
+
+def _folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "detent-tests" / f"iceberg-{ICEBERG}"
+
+
+needs_catalog = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+@functools.cache
+def _jars() -> Path:
+    """The folder with the jars. They are fetched into a folder beside it, which takes its name when it is full."""
+    folder = _folder()
+    if (folder / "complete").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / "jars"
+        (Path(scratch) / "pom.xml").write_text(_pom())
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={made}"]
+        fetched = subprocess.run(
+            command, cwd=scratch, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
+        )
+        if fetched.returncode:
+            pytest.skip(f"Iceberg's jars could not be fetched: {fetched.stdout[-300:]}")
+        (made / "complete").touch()
+        with contextlib.suppress(OSError):  # another test process was quicker
+            made.rename(folder)
+    return folder
+
+
+def _pom() -> str:
+    alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    wanted = (
+        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
+        + (f"<classifier>{classifier}</classifier>{alone}" if classifier else "")
+        + "</dependency>"
+        for group, name, version, classifier in _JARS
+    )
+    return (
+        "<project><modelVersion>4.0.0</modelVersion><groupId>detent</groupId><artifactId>catalog</artifactId>"
+        f"<version>1</version><dependencies>{''.join(wanted)}</dependencies></project>"
+    )
+
+
+@dataclass(frozen=True)
+class RestCatalog:
+    """A running catalog."""
+
+    url: str
+    warehouse: str
+
+
+@contextlib.contextmanager
+def rest_catalog() -> Iterator[RestCatalog]:
+    """Start a catalog on a free port; stop it by its process id at the end."""
+    import pyspark
+
+    folder, port = Path(tempfile.mkdtemp(prefix="detent-catalog-")), free_port()
+    program, log = folder / "RestCatalog.java", folder / "log"
+    program.write_text(_SERVER)
+    hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
+    path = os.pathsep.join([f"{_jars()}/*", *map(str, hadoop)])
+    options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path]
+    url = f"http://{HOST}:{port}"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["java", *options, str(program), str(port), str(folder)], stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+    try:
+        await_answer(process, lambda: _answers(url), log, START_SECONDS)
+        yield RestCatalog(url, str(folder / "warehouse"))
+    finally:
+        stop(process)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/v1/config", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+shared_catalog = shared(rest_catalog)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from detent.cli.kinds.bus import load_bus, load_buses
+from detent.bus import Bus
+from detent.cli.kinds import APP, find_all
+from detent.cli.kinds.bus import refuse_twins
 from detent.errors import DetentError, Invalid, NotFound
 
 IMPORTS = """
@@ -32,22 +34,17 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, from which nothing stays imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith(("shop", "__detent_")):
-            del sys.modules[name]
-
-
 def write(path: Path, *names: str, more: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(IMPORTS + "".join(ONE.format(name=name) for name in names) + more + RUNS)
     return path
+
+
+def load_buses(targets: Iterable[str]) -> list[Bus]:
+    """The apps that `detent run` would run."""
+    buses = [one.what for one in find_all(targets, APP)[APP.noun]]
+    refuse_twins(buses)
+    return buses
 
 
 def names_of(*targets: str) -> list[str]:
@@ -57,7 +54,7 @@ def names_of(*targets: str) -> list[str]:
 @pytest.mark.parametrize("target", ["shop.py", "shop.py:billing", "shop", "shop:billing", "./shop.py:billing"])
 def test_an_app_of_a_file_or_a_module_which_is_not_run(folder: Path, target: str) -> None:
     write(folder / "shop.py", "billing")
-    assert load_bus(target).name == "billing"
+    assert APP.find(target).name == "billing"
     assert names_of(target) == ["billing"]
 
 
@@ -67,8 +64,8 @@ def test_all_apps_of_a_file_where_none_is_named(folder: Path) -> None:
     assert names_of("shop.py:billing") == ["billing"]
     assert names_of("shop.py:billing", "shop.py:same", "./shop.py") == ["billing", "mail"]
     with pytest.raises(Invalid, match=r"declares 2 apps: say which one; there is shop.py:billing, shop.py:mail, shop"):
-        load_bus("shop.py")
-    assert load_bus("shop.py:same").name == "mail"
+        APP.find("shop.py")
+    assert APP.find("shop.py:same").name == "mail"
 
 
 def test_files_that_import_each_other_have_the_same_apps(folder: Path) -> None:
@@ -140,6 +137,6 @@ def test_two_apps_of_one_name_are_refused(folder: Path) -> None:
 def test_what_is_wrong_is_said(folder: Path, target: str, kind: type[DetentError], says: str) -> None:
     (folder / "shop.py").write_text("number = 1\n")
     (folder / "shop_raises.py").write_text("from detent.bus import Bus\nbad = Bus('', 'memory:')\n")
-    for load in (load_bus, lambda target: load_buses([target])):
+    for load in (APP.find, lambda target: load_buses([target])):
         with pytest.raises(kind, match=says):
             load(target)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,16 +28,6 @@ INGEST = """
 from detent.ingest import IngestConfig
 orders = IngestConfig(name="orders", queue="sqs:new-orders", table="./orders")
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, from which nothing stays imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("shop")]:
-        del sys.modules[name]
 
 
 def test_every_kind_is_found_once(folder: Path) -> None:
@@ -105,7 +94,7 @@ def test_each_kind_says_what_it_has_no_verb_for() -> None:
     assert {one.kind for one in steered if "kind" in vars(one)} >= {"pipeline", "ingest", "graph", "app"}
     for one in steered:
         assert set(one.instead) <= verbs
-    assert [kind.noun for kind in KINDS] == ["consumer", "graph", "app", "worker", "ingest", "pipeline"]
+    assert [kind.noun for kind in KINDS] == ["consumer", "graph", "app", "worker", "bridge", "ingest", "pipeline"]
 
 
 def _all_known(cls: type[KnownTask]) -> list[type[KnownTask]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from detent.cli.kinds.consumer import MODULE, adjust, load_consumer
+from detent.cli.kinds import CONSUMER
+from detent.cli.kinds.consumer import adjust
 from detent.consumer import Consumer
 from detent.errors import DetentError, Invalid, NotFound
 
@@ -22,18 +22,6 @@ def consume(message, state, publish):
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, from which nothing stays imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith(("shop", MODULE)):
-            del sys.modules[name]
-
-
 def write(path: Path, *names: str, more: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(ONE.format(name=name) for name in names) + more)
@@ -43,45 +31,45 @@ def write(path: Path, *names: str, more: str = "") -> Path:
 @pytest.mark.parametrize("target", ["shop.py", "shop.py:orders", "shop", "shop:orders", "./shop.py:orders"])
 def test_a_consumer_of_a_file_or_a_module(folder: Path, target: str) -> None:
     write(folder / "shop.py", "orders")
-    assert load_consumer(target).name == "orders"
+    assert CONSUMER.find(target).name == "orders"
 
 
 def test_a_consumer_in_a_package(folder: Path) -> None:
     write(folder / "shop" / "parts" / "orders.py", "app")
     (folder / "shop" / "__init__.py").touch()
     (folder / "shop" / "parts" / "__init__.py").touch()
-    assert load_consumer("shop.parts.orders:app").name == "app"
-    assert load_consumer("shop.parts.orders").name == "app"
-    assert load_consumer("shop/parts/orders.py:app").name == "app"
-    assert load_consumer(str(folder / "shop/parts/orders.py")).name == "app"
+    assert CONSUMER.find("shop.parts.orders:app").name == "app"
+    assert CONSUMER.find("shop.parts.orders").name == "app"
+    assert CONSUMER.find("shop/parts/orders.py:app").name == "app"
+    assert CONSUMER.find(str(folder / "shop/parts/orders.py")).name == "app"
 
 
 def test_app_is_meant_where_there_are_several(folder: Path) -> None:
     write(folder / "shop.py", "app", "other")
-    assert load_consumer("shop.py").name == "app"
-    assert load_consumer("shop.py:other").name == "other"
-    write(folder / "shop.py", "one", "other", more="same = one\n")
-    with pytest.raises(Invalid, match=r"declares 2 consumers: say which one; .* shop.py:one, shop.py:other, shop.py:s"):
-        load_consumer("shop.py")
+    assert CONSUMER.find("shop.py").name == "app"
+    assert CONSUMER.find("shop.py:other").name == "other"
+    write(folder / "shop_two.py", "one", "other", more="same = one\n")
+    with pytest.raises(Invalid, match=r"declares 2 consumers: say which one; .* shop_two.py:one, shop_two.py:other, s"):
+        CONSUMER.find("shop_two.py")
 
 
 def test_one_consumer_with_two_names_is_one(folder: Path) -> None:
     write(folder / "shop.py", "one", more="same = one\n")
-    assert load_consumer("shop.py").name == "one"
+    assert CONSUMER.find("shop.py").name == "one"
 
 
 def test_classes_of_a_file_find_their_module_later(folder: Path) -> None:
     more = "import pickle\nclass Order: pass\ndef copied(): return pickle.loads(pickle.dumps(Order()))\n"
     write(folder / "shop.py", "app", more=more)
-    load_consumer("shop.py")
-    module = sys.modules[MODULE]
+    CONSUMER.find("shop.py")
+    module = sys.modules["shop"]
     assert type(module.copied()) is module.Order
 
 
 def test_what_lies_beside_a_file_can_be_imported(folder: Path) -> None:
     write(folder / "deep" / "shop.py", "app", more="import shop_helper\n")
     (folder / "deep" / "shop_helper.py").touch()
-    assert load_consumer("deep/shop.py").name == "app"
+    assert CONSUMER.find("deep/shop.py").name == "app"
 
 
 @pytest.mark.parametrize(
@@ -101,8 +89,8 @@ def test_what_lies_beside_a_file_can_be_imported(folder: Path) -> None:
         ("shop_raises", Invalid, r"shop_raises.py:3: ZeroDivisionError: division by zero"),
         ("shop_ends.py", Invalid, r"shop_ends.py:2: the file ends the program while it is loaded"),
         ("shop_ends", Invalid, r"shop_ends.py:2: the file ends the program while it is loaded"),
-        ("shop_wrong.py", Invalid, r"shop_wrong.py:1: this is no Python"),
-        ("shop_wrong", Invalid, r"shop_wrong.py:1: this is no Python"),
+        ("shop_wrong.py", Invalid, r"shop_wrong.py:1: this is not Python"),
+        ("shop_wrong", Invalid, r"shop_wrong.py:1: this is not Python"),
         ("shop_needs.py", Invalid, r"shop_needs.py:1: there is no module shop_else: install it, or correct the name"),
         ("shop_needs", Invalid, r"shop_needs.py:1: there is no module shop_else: install it, or correct the name"),
         ("shop_bad.py", Invalid, r"shop_bad.py:2: shards: a number from 1 to 1024, not 0"),
@@ -123,14 +111,14 @@ def test_what_is_wrong_is_said(folder: Path, target: str, kind: type[DetentError
     (folder / "shop_package").mkdir()
     (folder / "shop_package" / "__init__.py").write_text("1 / 0\n")
     with pytest.raises(kind, match=says):
-        load_consumer(target)
+        CONSUMER.find(target)
 
 
 def test_a_module_that_is_no_python_at_all_is_not_kept(folder: Path) -> None:
     (folder / "shop.py").write_text("1 / 0\n")
     with pytest.raises(Invalid):
-        load_consumer("shop.py")
-    assert MODULE not in sys.modules
+        CONSUMER.find("shop.py")
+    assert "shop" not in sys.modules
 
 
 def test_what_is_said_when_it_is_run_counts() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from detent.cli.kinds.graph import MODULE, load_graph
+from detent.cli.kinds import GRAPH
 from detent.errors import DetentError, Invalid, NotFound
 
 ONE = """
@@ -26,18 +25,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, from which nothing stays imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith(("shop", MODULE)):
-            del sys.modules[name]
-
-
 def write(path: Path, *names: str, more: str = "") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(ONE.format(name=name) for name in names) + more + RUNS)
@@ -46,23 +33,23 @@ def write(path: Path, *names: str, more: str = "") -> None:
 @pytest.mark.parametrize("target", ["shop.py", "shop.py:orders", "shop", "shop:orders", "./shop.py:orders"])
 def test_a_graph_of_a_file_or_a_module_which_is_not_run(folder: Path, target: str) -> None:
     write(folder / "shop.py", "orders")
-    assert load_graph(target).name == "orders"
+    assert GRAPH.find(target).name == "orders"
 
 
 def test_graph_is_meant_where_there_are_several(folder: Path) -> None:
     write(folder / "shop.py", "other", "graph", "app", more="same = other\n")
-    assert load_graph("shop.py").name == "graph"
-    assert load_graph("shop.py:same").name == "other"
-    write(folder / "shop.py", "app", "other")  # which is what is meant among apps
-    with pytest.raises(Invalid, match=r"declares 2 graphs: say which one; there is shop.py:app, shop.py:other$"):
-        load_graph("shop.py")
+    assert GRAPH.find("shop.py").name == "graph"
+    assert GRAPH.find("shop.py:same").name == "other"
+    write(folder / "shop_two.py", "app", "other")  # which is what is meant among apps
+    with pytest.raises(Invalid, match=r"declares 2 graphs: say which one; there is shop_two.py:app, shop_two.py:othe"):
+        GRAPH.find("shop_two.py")
 
 
 def test_classes_of_a_file_find_their_module_later(folder: Path) -> None:
     more = "import pickle\nclass Order: pass\ndef copied(): return pickle.loads(pickle.dumps(Order()))\n"
     write(folder / "deep" / "shop.py", "graph", more=more)
-    load_graph("deep/shop.py")
-    module = sys.modules[MODULE]
+    GRAPH.find("deep/shop.py")
+    module = sys.modules["shop"]
     assert type(module.copied()) is module.Order
 
 
@@ -76,7 +63,7 @@ def test_classes_of_a_file_find_their_module_later(folder: Path) -> None:
         ("shop.py:number", Invalid, "shop.py:number is no Graph but a int; it needs"),
         ("shop_bad.py", Invalid, r"shop_bad.py:2: a graph's name has up to 80 letters and no '/'"),
         ("shop_empty.py", Invalid, "the graph 'empty' has no processors: declare one with"),
-        ("shop_wrong.py", Invalid, "'show' reads 'inn', which is no source and nobody's output: did you mean 'in'"),
+        ("shop_wrong.py", Invalid, "'show' reads 'inn', which is neither a source nor an output: did you mean 'in'"),
         ("shop_runs.py", Invalid, r"shop_runs.py:9: graph.run\(\) runs whenever the file is loaded: put it under if"),
     ],
 )
@@ -87,4 +74,4 @@ def test_what_is_wrong_is_said(folder: Path, target: str, kind: type[DetentError
     (folder / "shop_wrong.py").write_text(ONE.format(name="graph").replace('input="in"', 'input="inn"'))
     (folder / "shop_runs.py").write_text(ONE.format(name="graph") + "graph.run('memory:')\n")
     with pytest.raises(kind, match=says):
-        load_graph(target)
+        GRAPH.find(target)

@@ -54,9 +54,14 @@ def describe(memory: QueueMemory, op: ops.DescribeQueues, context: ApplyContext)
     else:
         names = sorted(name for name in memory.queues if name.startswith(op.prefix))
         names = names[: op.limit] if op.limit else names
-    with memory.reader.view() as view:
-        found = [_describe(memory, memory.queues[name], view) for name in names]
+    found = describe_states(memory, [memory.queues[name] for name in names])
     return ops.QueueDescriptions(found, memory.own.ready.get(0, 0), memory.dedup_window_ms)
+
+
+def describe_states(memory: QueueMemory, states: Sequence[QueueState]) -> list[ops.QueueDescription]:
+    """What is known of some queues."""
+    with memory.reader.view() as view:
+        return [_describe(memory, state, view) for state in states]
 
 
 def _describe(memory: QueueMemory, state: QueueState, view: View) -> ops.QueueDescription:

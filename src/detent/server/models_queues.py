@@ -73,11 +73,32 @@ def _answer_value(value: Any) -> Any:
     return time_text(value) if isinstance(value, datetime) else value
 
 
+class QueueTotals(AnswerModel, kw_only=True):
+    """What queues hold and have counted since they were created, together; `paused` of them are paused."""
+
+    queues: int
+    available: int
+    delayed: int
+    blocked: int
+    in_flight: int
+    failed: int
+    routed: int
+    acked: int
+    failures: int
+    expired: int
+    purged: int
+    dead_lettered: int
+    paused: int
+
+
 class QueueList(AnswerModel, kw_only=True):
-    """Queues by name; `next` is the name to go on `after`, if there are more."""
+    """Queues; `next` is what to go on `after`, if there are more. `totals` are of all queues that the names in the
+    request match, and `matching` says how many of them hold what was asked for."""
 
     queues: list[QueueDescription]
     next: str | None
+    totals: QueueTotals
+    matching: int
 
 
 class OutgoingMessage(RequestModel, kw_only=True):

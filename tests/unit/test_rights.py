@@ -12,6 +12,7 @@ from detent.journal import operations as journals
 from detent.ledger import operations as ledgers
 from detent.queue import operations as queues
 from detent.queue import reader_operations as readers
+from detent.queue import surveying
 from detent.queue.filters import default_filter
 from detent.remote import LocalOwner, rights
 from detent.remote.wire import MACHINES
@@ -65,6 +66,7 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (queues.Redrive("q", to="r"), [("admin", "queue", "q"), ("publish", "queue", "r")]),
         (queues.DescribeQueues("q"), [("consume", "queue", "q")]),
         (queues.DescribeQueues(None, "q"), [("consume", "everywhere")]),
+        (surveying.SurveyQueues("q"), [("consume", "everywhere")]),
         (queues.FindMessage(0), [("consume", "everywhere")]),
         (queues.SetDedupWindow(1), [("admin", "everywhere")]),
         (queues.DeleteQueue("q"), [("admin", "queue", "q")]),

@@ -203,9 +203,12 @@ def test_page_reads_a_limited_number_of_messages_for_their_age(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("grant", "allowed"),
     [
+        ("read:metrics:*", True),
+        ("read:*:*", True),
         ("consume:metrics:*", True),
         ("consume:*:*", True),
         ("admin:*:*", True),
+        ("read:queue:*", False),
         ("consume:queue:*", False),
         ("publish:metrics:*", False),
         ("publish:*:*", False),
@@ -216,7 +219,7 @@ def test_metrics_take_a_grant_of_their_own(grant: str, allowed: bool) -> None:
     if allowed:
         operators._require_metrics(caller)
         return
-    with pytest.raises(Denied, match=r"consume:metrics:.*--preset metrics"):
+    with pytest.raises(Denied, match=r"read:metrics:.*--preset metrics"):
         operators._require_metrics(caller)
 
 

@@ -146,8 +146,8 @@ class Operators:
 
 def _require_metrics(caller: Caller) -> None:
     """`Denied` unless the caller may read the metrics. They name everything in the store, and show no message."""
-    if not caller.may("consume", "metrics", STORE):
+    if not caller.may("read", "metrics", STORE):
         raise Denied(
-            f"{caller.name} may not read the metrics: that takes the grant consume:metrics:*, which "
+            f"{caller.name} may not read the metrics: that takes the grant read:metrics:*, which "
             "`detent token create NAME --preset metrics` gives"
         )

@@ -54,17 +54,13 @@ def describe(memory: QueueMemory, op: ops.DescribeQueues, context: ApplyContext)
     else:
         names = sorted(name for name in memory.queues if name.startswith(op.prefix))
         names = names[: op.limit] if op.limit else names
-    found = describe_states(memory, [memory.queues[name] for name in names])
+    with memory.reader.view() as view:
+        found = [described(memory, memory.queues[name], view) for name in names]
     return ops.QueueDescriptions(found, memory.own.ready.get(0, 0), memory.dedup_window_ms)
 
 
-def describe_states(memory: QueueMemory, states: Sequence[QueueState]) -> list[ops.QueueDescription]:
-    """What is known of some queues."""
-    with memory.reader.view() as view:
-        return [_describe(memory, state, view) for state in states]
-
-
-def _describe(memory: QueueMemory, state: QueueState, view: View) -> ops.QueueDescription:
+def described(memory: QueueMemory, state: QueueState, view: View) -> ops.QueueDescription:
+    """One queue."""
     return ops.QueueDescription(
         name=state.name,
         number=state.number,

@@ -1,14 +1,15 @@
-"""Many queues at a glance: some of them, sorted by what they hold, and what all of them hold together.
+"""A survey of all queues: what they hold and have counted together, and the ones that stand out.
 
-The owner sorts and cuts by the counts in its memory, and describes only the queues that are asked for, so that a list
-of ten thousand queues costs a page of them. Nothing here changes anything.
+A store may have ten thousand queues, and describing each reads and builds far more than adding its counts. So the owner
+adds the counts of all, picks those that are asked for, and describes these alone: a list of ten thousand queues costs
+one page of them. Nothing here changes anything.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from heapq import nsmallest
 from typing import Final, Literal
 
 import msgspec
@@ -17,158 +18,162 @@ from detent.engine import ApplyContext, Operation, Result
 from detent.errors import Invalid
 from detent.queue import operations as ops
 from detent.queue.bucket import READY
-from detent.queue.listing import describe_states
+from detent.queue.listing import described
 from detent.queue.memory import QueueMemory
 from detent.queue.operations import Number
 from detent.queue.state import QueueState
 
-SURVEYED_MAX: Final = 1_000
-"""Queues on one page. Others wait while it is made: some milliseconds."""
+SURVEY_MAX: Final = 1_000
+"""Queues that one survey describes: the owner does it while every caller waits, 17 ms for so many."""
+
+ALWAYS, NEVER = "always", "never"
+"""Values of the label that a survey goes by: such a queue comes before all others, or is not picked."""
 
 PATTERNS_MAX: Final = 100
 """As many as a key has grants."""
 
 EVERY: Final = "*"
 
-Sort = Literal["name", "available", "delayed", "in_flight", "failed", "oldest", "routed", "acked"]
-"""What queues can be sorted by: their name, the largest count first, or the one first whose messages wait longest."""
+SurveyOrder = Literal["name", "backlog", "available", "delayed", "in_flight", "failed", "oldest", "routed", "acked"]
+"""What queues are picked by: their name, the highest count, or the message that has waited for the longest time."""
 
 Having = Literal["", "available", "delayed", "in_flight", "failed", "paused"]
 """Which queues are wanted: all, those that hold messages of a state, or those that are paused."""
 
+Place = tuple[int, str]
+"""Where a queue stands in an order."""
+
 
 class SurveyQueues(Operation, frozen=True, tag=True, array_like=True):
-    """Queues whose names begin with a text, contain another one and match one of some patterns; in an order, after a
-    place in it. The place is the one that the page before ended with. Changes nothing."""
+    """What all queues hold together, or those whose names begin with `prefix`; and the first `limit` of them by
+    `order`, the highest count first and equal ones by name. With a `label`, queues that have it with the value
+    ``always`` come first, and those that have it with ``never`` are counted and not picked. Changes nothing.
 
-    patterns: list[str] = msgspec.field(default_factory=lambda: [EVERY])
+    `patterns` and `contains` say, as `prefix` does, which names are meant at all; None are all patterns. Of the queues
+    that are meant those are picked that are `having` something, after a place: the one with which the survey before
+    ended."""
+
     prefix: str = ""
+    order: SurveyOrder = "name"
+    limit: Number = SURVEY_MAX
+    label: str = ""
+    patterns: list[str] | None = None
     contains: str = ""
     having: Having = ""
-    sort: Sort = "name"
-    after: tuple[int, str] | None = None
-    limit: Number = 100
+    after: Place | None = None
 
 
 class QueueTotals(msgspec.Struct, frozen=True, array_like=True):
-    """What the queues that match hold and have counted, together."""
+    """What some queues hold now, and what they have counted since they were created. Deleted ones do not count."""
 
     queues: int = 0
+    paused: int = 0
+    behind: int = 0
     available: int = 0
     delayed: int = 0
     blocked: int = 0
     in_flight: int = 0
     failed: int = 0
+    done: int = 0
     routed: int = 0
     acked: int = 0
     failures: int = 0
     expired: int = 0
     purged: int = 0
     dead_lettered: int = 0
-    paused: int = 0
 
 
-class QueuesSurveyed(Result, frozen=True, tag=True, array_like=True):
-    """A page of queues in the order that was asked for, the totals of all queues that match, and how many of them are
-    `having` what was asked for. `after` is the place to go on from, if there is more. `unmatched` are stored messages
-    in no queue."""
+class QueueSurvey(Result, frozen=True, tag=True, array_like=True):
+    """The totals, the queues that were picked, and the stored messages that no queue has taken. `having` says how many
+    there are to pick from in all, and `after` where the next survey begins, if there is more."""
 
-    queues: list[ops.QueueDescription]
     totals: QueueTotals
-    having: int
-    after: tuple[int, str] | None
+    queues: list[ops.QueueDescription]
     unmatched: int
-    now_ms: int
+    having: int = 0
+    after: Place | None = None
 
 
-def survey(memory: QueueMemory, op: SurveyQueues, context: ApplyContext) -> Result:
-    """Sort and cut by what is in memory, then describe the page."""
-    context.idle += 1
-    if op.limit > SURVEYED_MAX or len(op.patterns) > PATTERNS_MAX:
-        raise Invalid(f"a page has up to {SURVEYED_MAX} queues, and is asked for with up to {PATTERNS_MAX} patterns")
-    states = list(_matching(memory, op))
-    wanted = [state for state in states if not op.having or _HAVING[op.having](state)]
-    rank = _RANKS[op.sort]
-    places = [(rank(state), state.name) for state in wanted]
-    left = places if op.after is None else [place for place in places if place > op.after]
-    page = heapq.nsmallest(op.limit, left)
-    found = describe_states(memory, [memory.queues[name] for _, name in page])
-    return QueuesSurveyed(
-        found,
-        _totals(states),
-        len(wanted),
-        page[-1] if page and len(left) > len(page) else None,
-        memory.own.ready.get(0, 0),
-        memory.now_ms,
-    )
-
-
-def _matching(memory: QueueMemory, op: SurveyQueues) -> Iterator[QueueState]:
-    """The queues that may be seen and are looked for. In a pattern only ``*`` and ``?`` mean something."""
-    contains = op.contains.casefold()
-    patterns = [] if EVERY in op.patterns else [pattern.replace("[", "[[]") for pattern in op.patterns]
-    everything = EVERY in op.patterns
-    for name, state in memory.queues.items():
-        if not name.startswith(op.prefix) or contains not in name.casefold():
-            continue
-        if everything or any(fnmatchcase(name, pattern) for pattern in patterns):
-            yield state
-
-
-def _alike(state: QueueState) -> int:
-    del state
-    return 0
-
-
-def _available(state: QueueState) -> int:
-    return sum(state.ready.values())
-
-
-def _waits_since(state: QueueState) -> int:
+def _waits_since(queue: QueueState) -> int:
     """When the queue's oldest available message became visible, as far as its first bucket with one tells; what comes
     after everything if there is none."""
-    for number in sorted(state.buckets) if state.ready else ():
-        bucket = state.buckets[number]
+    for number in sorted(queue.buckets) if queue.ready else ():
+        bucket = queue.buckets[number]
         row = bucket.states.find(READY)
         if row >= 0:
             return bucket.visible[row]
     return (1 << 63) - 1
 
 
-_HAVING: Final[dict[str, Callable[[QueueState], bool]]] = {
-    "available": lambda state: bool(state.ready),
-    "delayed": lambda state: bool(state.hidden),
-    "in_flight": lambda state: bool(state.flights),
-    "failed": lambda state: bool(state.failed),
-    "paused": lambda state: state.config.paused,
-}
-
-_RANKS: Final[dict[str, Callable[[QueueState], int]]] = {
-    "name": _alike,
-    "available": lambda state: -_available(state),
-    "delayed": lambda state: -state.hidden,
-    "in_flight": lambda state: -len(state.flights),
-    "failed": lambda state: -len(state.failed),
+_ORDERS: Final[dict[str, Callable[[QueueState], int]]] = {
+    "name": lambda _queue: 0,
+    "backlog": lambda queue: -(sum(queue.ready.values()) + queue.hidden + queue.blocked + len(queue.flights)),
+    "available": lambda queue: -sum(queue.ready.values()),
+    "delayed": lambda queue: -queue.hidden,
+    "in_flight": lambda queue: -len(queue.flights),
+    "failed": lambda queue: -len(queue.failed),
     "oldest": _waits_since,
-    "routed": lambda state: -state.routed,
-    "acked": lambda state: -state.acked,
+    "routed": lambda queue: -queue.routed,
+    "acked": lambda queue: -queue.acked,
 }
-"""What is sorted by, smallest first; names decide between equals."""
+_HAVING: Final[dict[str, Callable[[QueueState], bool]]] = {
+    "available": lambda queue: bool(queue.ready),
+    "delayed": lambda queue: bool(queue.hidden),
+    "in_flight": lambda queue: bool(queue.flights),
+    "failed": lambda queue: bool(queue.failed),
+    "paused": lambda queue: queue.config.paused,
+}
 
 
-def _totals(states: list[QueueState]) -> QueueTotals:
-    return QueueTotals(
-        queues=len(states),
-        available=sum(map(_available, states)),
-        delayed=sum(state.hidden for state in states),
-        blocked=sum(state.blocked for state in states),
-        in_flight=sum(len(state.flights) for state in states),
-        failed=sum(len(state.failed) for state in states),
-        routed=sum(state.routed for state in states),
-        acked=sum(state.acked for state in states),
-        failures=sum(state.failures for state in states),
-        expired=sum(state.expired for state in states),
-        purged=sum(state.purged for state in states),
-        dead_lettered=sum(state.dead_lettered for state in states),
-        paused=sum(state.config.paused for state in states),
-    )
+def survey(memory: QueueMemory, op: SurveyQueues, context: ApplyContext) -> Result:
+    """Add up all queues, pick some, and describe these."""
+    context.idle += 1
+    if op.limit > SURVEY_MAX:
+        raise Invalid(f"a survey describes at most {SURVEY_MAX} queues, not {op.limit}")
+    if len(op.patterns or ()) > PATTERNS_MAX or (op.label and op.after is not None):
+        raise Invalid(f"a survey has at most {PATTERNS_MAX} patterns, and goes on after a place only without a label")
+    queues = list(_meant(memory, op))
+    having = [queue for queue in queues if _HAVING[op.having](queue)] if op.having else queues
+    by = _ORDERS[op.order]
+    left = having if op.after is None else [queue for queue in having if (by(queue), queue.name) > op.after]
+    picked = _picked(left, op)
+    with memory.reader.view() as view:
+        found = [described(memory, queue, view) for queue in picked]
+    after = (by(picked[-1]), picked[-1].name) if picked and len(left) > len(picked) else None
+    return QueueSurvey(_totals(memory, queues), found, memory.own.ready.get(0, 0), len(having), after)
+
+
+def _meant(memory: QueueMemory, op: SurveyQueues) -> Iterator[QueueState]:
+    """The queues whose names are meant. In a pattern only ``*`` and ``?`` mean something."""
+    contains = op.contains.casefold()
+    every = op.patterns is None or EVERY in op.patterns
+    patterns = [] if every else [pattern.replace("[", "[[]") for pattern in op.patterns or ()]
+    for name, queue in memory.queues.items():
+        if not name.startswith(op.prefix) or contains not in name.casefold():
+            continue
+        if every or any(fnmatchcase(name, pattern) for pattern in patterns):
+            yield queue
+
+
+def _picked(queues: list[QueueState], op: SurveyQueues) -> list[QueueState]:
+    by = _ORDERS[op.order]
+    if not op.label:
+        return nsmallest(op.limit, queues, key=lambda queue: (by(queue), queue.name))
+
+    def place(queue: QueueState) -> tuple[bool, int, str]:
+        return (op.label, ALWAYS) not in queue.config.labels, by(queue), queue.name
+
+    shown = (queue for queue in queues if (op.label, NEVER) not in queue.config.labels)
+    return nsmallest(op.limit, shown, key=place)
+
+
+def _totals(memory: QueueMemory, queues: Iterable[QueueState]) -> QueueTotals:
+    rows = [
+        (
+            1, queue.config.paused, queue.number in memory.behind, sum(queue.ready.values()), queue.hidden,
+            queue.blocked, len(queue.flights), len(queue.failed), queue.done_kept, queue.routed, queue.acked,
+            queue.failures, queue.expired, queue.purged, queue.dead_lettered,
+        )
+        for queue in queues
+    ]  # fmt: skip
+    return QueueTotals(*map(sum, zip(*rows, strict=True))) if rows else QueueTotals()

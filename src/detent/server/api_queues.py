@@ -89,7 +89,7 @@ class QueueListQuery(RequestModel, kw_only=True):
     prefix: Annotated[str, Meta(max_length=NAME_MAX)] = ""
     contains: Annotated[str, Meta(max_length=NAME_MAX)] = ""
     state: surveying.Having = ""
-    sort: surveying.Sort = "name"
+    sort: surveying.SurveyOrder = "name"
     after: Annotated[str, Meta(max_length=NAME_MAX + RANK_CHARS_MAX + 1)] = ""
     limit: Annotated[int, Meta(ge=1)] = LIST_MAX
 
@@ -125,15 +125,15 @@ async def list_queues(call: ApiCall[None, QueueListQuery]) -> QueueList:
     query = call.query
     check_count(query.limit, LIST_MAX, "names in an answer")
     asked = surveying.SurveyQueues(
-        patterns_of(call.caller, "queue"),
-        query.prefix,
-        query.contains,
-        query.state,
-        query.sort,
-        _place_after(query),
-        query.limit,
+        prefix=query.prefix,
+        order=query.sort,
+        limit=query.limit,
+        patterns=patterns_of(call.caller, "queue"),
+        contains=query.contains,
+        having=query.state,
+        after=_place_after(query),
     )
-    found: surveying.QueuesSurveyed = (await call.store.commit([asked]))[0]
+    found: surveying.QueueSurvey = (await call.store.commit([asked]))[0]
     following = None
     if found.after is not None:
         following = found.after[1] if query.sort == "name" else f"{found.after[0]}:{found.after[1]}"

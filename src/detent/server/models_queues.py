@@ -74,21 +74,24 @@ def _answer_value(value: Any) -> Any:
 
 
 class QueueTotals(AnswerModel, kw_only=True):
-    """What queues hold and have counted since they were created, together; `paused` of them are paused."""
+    """What queues hold and have counted since they were created, together; `paused` of them are
+    paused, and `behind` of them take in messages that came before."""
 
     queues: int
+    paused: int
+    behind: int
     available: int
     delayed: int
     blocked: int
     in_flight: int
     failed: int
+    done: int
     routed: int
     acked: int
     failures: int
     expired: int
     purged: int
     dead_lettered: int
-    paused: int
 
 
 class QueueList(AnswerModel, kw_only=True):

@@ -130,6 +130,6 @@ class Bell:
             await asyncio.sleep(max(LOOK_S, LOOK_SHARE * (time.monotonic() - began)))
 
     async def _seen(self, patterns: tuple[str, ...]) -> Any:
-        asked = surveying.SurveyQueues(list(patterns), limit=0)
-        found: surveying.QueuesSurveyed = (await self._store.commit([asked]))[0]
+        asked = surveying.SurveyQueues(patterns=list(patterns), limit=0)
+        found: surveying.QueueSurvey = (await self._store.commit([asked]))[0]
         return found.totals, found.unmatched

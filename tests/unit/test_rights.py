@@ -11,7 +11,7 @@ from detent.errors import Denied, StaleReceipt
 from detent.journal import operations as journals
 from detent.ledger import operations as ledgers
 from detent.queue import operations as queues
-from detent.queue import peeking
+from detent.queue import peeking, surveying
 from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
 from detent.remote import LocalOwner, rights
@@ -66,6 +66,7 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (queues.Redrive("q", to="r"), [("admin", "queue", "q"), ("publish", "queue", "r")]),
         (queues.DescribeQueues("q"), [("read", "queue", "q")]),
         (queues.DescribeQueues(None, "q"), [("read", "everywhere")]),
+        (surveying.SurveyQueues("q"), [("read", "everywhere")]),
         (queues.FindMessage(0), [("read", "everywhere")]),
         (queues.SetDedupWindow(1), [("admin", "everywhere")]),
         (queues.DeleteQueue("q"), [("admin", "queue", "q")]),

@@ -9,7 +9,7 @@ from detent.engine import Operation
 from detent.errors import Denied, DetentError, StaleReceipt
 from detent.journal import operations as journals
 from detent.ledger import operations as ledgers
-from detent.queue import QueueMachine, listing, peeking
+from detent.queue import QueueMachine, listing, peeking, surveying
 from detent.queue import operations as queues
 from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
@@ -121,6 +121,7 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     queues.Unclaim: _queue_consume,
     queues.ReadHeld: _queue_consume,
     queues.DescribeQueues: _queue_read,
+    surveying.SurveyQueues: Need("read", "queue"),
     queues.ListFailed: _queue_read,
     queues.FindMessage: Need("read", "queue"),
     listing.ListMessages: _queue_read,

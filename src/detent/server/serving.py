@@ -25,7 +25,7 @@ from typing import Final, cast
 import uvicorn
 
 from detent.errors import Invalid, Unavailable
-from detent.remote import LocalOwner
+from detent.remote import LocalOwner, Role
 from detent.remote.dispatch import caller_on
 from detent.server.api import Api
 from detent.server.app import Part, ServerApplication
@@ -35,8 +35,9 @@ from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
 from detent.server.metrics_state import QUEUES_SHOWN
 from detent.server.native import NativePart
-from detent.server.operators import PROBES, PUBLIC, Operators
+from detent.server.operators import PROBES, PUBLIC, Committing, Operators
 from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Door, HttpConnection
+from detent.server.series import Series
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
 from detent.store import open_async
@@ -63,6 +64,9 @@ TICK_S: Final = 0.1
 """How often uvicorn's server calls `on_tick`."""
 
 HOSTS_REMEMBERED: Final = 100
+
+TROUBLE_S: Final = 5.0
+"""How long commits fail before the console says so on every page."""
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^:\[\]]{1,255})(:\d{1,5})?")
 
@@ -184,11 +188,12 @@ async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication
         hosts = own_hosts(serving.host) if serving.keys is None and is_loopback(serving.host) else None
         metrics = Metrics(owner.engine.time)
         owner.engine.observer = metrics
-        api = Api(store, stale=metrics.stale_receipt)
+        series = Series(store, metrics.commits)
+        api = Api(store, stale=metrics.stale_receipt, series=series)
         entrance = Entrance(keys=serving.keys, hosts=hosts, secure=serving.certificate is not None)
         parts: list[Part] = [
             Operators(store, metrics, owner.engine, serving.metrics_queues),
-            ConsolePart(store, api, entrance, place=serving.url),
+            ConsolePart(store, api, entrance, place=serving.url, trouble=functools.partial(_trouble, owner.engine)),
             api,
             NativePart(store),
             SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
@@ -198,15 +203,49 @@ async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication
             tracing=find_tracing(),
         )  # fmt: skip
         try:
-            yield app, parts
+            async with series:
+                yield app, parts
         finally:
             owner.engine.lead_on(None)  # what is left to commit must not wait for a loop that ends
+
+
+def _trouble(engine: Committing) -> str:
+    """Why the store takes no commits, once that has lasted for a moment."""
+    found = engine.trouble()
+    return found.reason if found is not None and (found.is_final or found.seconds > TROUBLE_S) else ""
+
+
+@asynccontextmanager
+async def console_application(serving: Serving, role: Role) -> AsyncIterator[tuple[ServerApplication, list[Part], str]]:
+    """The console alone, over a store that another process owns, and the path of the link that opens it."""
+    async with open_async(serving.url, role=role) as store, Series(store) as series:
+        await store.unmatched()  # an owner that does not answer is said before anything else
+        hosts = own_hosts(serving.host)
+        entrance = Entrance(hosts=hosts, by_link=True)
+        part = ConsolePart(store, Api(store, series=series), entrance, place=serving.url)
+        link = f"{entrance.path}/enter/{entrance.new_code()}"
+        yield ServerApplication([part], hosts=hosts), [part], link
 
 
 def run(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, on uvloop where it is present."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(serve(serving, ready))
+
+
+def run_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> None:
+    """Serve a console until SIGTERM or SIGINT; `ready` gets the link that opens it."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve_console(serving, role, ready))
+
+
+async def _serve_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> None:
+    if not is_loopback(serving.host):
+        raise Invalid(f"a console listens on this machine only, not on {serving.host}: use `detent serve` with keys")
+    with contextlib.closing(listen(serving.host, serving.port)) as listener:
+        address = address_of(serving, listener)
+        async with console_application(serving, role) as (app, parts, link):
+            await _answer(app, parts, serving, listener, lambda: ready(address + link))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -225,17 +264,28 @@ async def serve(serving: Serving, ready: Callable[[str], None] | None = None) ->
     with contextlib.closing(listener):
         address = address_of(serving, listener)
         async with application(serving) as (app, parts):
-            server = _Server(_config(app, serving), Door(connections_max()), lambda: ready and ready(address))
-            stop = asyncio.Event()
-            with _signals(stop):
-                running = asyncio.create_task(server.serve(sockets=[listener]))
-                ended = asyncio.create_task(stop.wait())
-                await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
-                for part in parts:
-                    await part.close()
-                server.should_exit = True
-                ended.cancel()
-                await running
+            await _answer(app, parts, serving, listener, lambda: ready and ready(address))
+
+
+async def _answer(
+    app: ServerApplication,
+    parts: list[Part],
+    serving: Serving,
+    listener: socket.socket,
+    ready: Callable[[], object],
+) -> None:
+    """Answer requests until a signal comes, and then those that are under way."""
+    server = _Server(_config(app, serving), Door(connections_max()), ready)
+    stop = asyncio.Event()
+    with _signals(stop):
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        ended = asyncio.create_task(stop.wait())
+        await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+        for part in parts:
+            await part.close()
+        server.should_exit = True
+        ended.cancel()
+        await running
 
 
 def connections_max() -> int:

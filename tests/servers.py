@@ -1,4 +1,5 @@
-"""What the servers of tests have in common: a free port, a log to wait for, an end, and one of them a test process."""
+"""What the servers of tests have in common: a free port, a log to wait for, an end, and one of them a test process.
+For those of Java also their jars, which Maven fetches once."""
 
 from __future__ import annotations
 

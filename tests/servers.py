@@ -1,5 +1,4 @@
-"""What the servers of tests have in common: a free port, a log to wait for, an end, and one of them a test process.
-For those of Java also their jars, which Maven fetches once."""
+"""What the servers of tests have in common: a free port, a log to wait for, an end, and one of them a test process."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ REFRESH_S: Final = 6 * 3600.0
 seven days unless it is told otherwise."""
 
 
-class _Bell:
+class _GrowthBell:
     """What a journal rings that has grown."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -164,7 +164,7 @@ class Outward:
         self._following = Following(
             self._store.reader, found.journal, found.next, found.number, created_ms=found.created_ms
         )
-        self._growth = Growth(self._store, found.journal, _Bell(self._wake))
+        self._growth = Growth(self._store, found.journal, _GrowthBell(self._wake))
 
     def step(self) -> Next:
         """One transaction, or a wait for messages."""

@@ -24,7 +24,6 @@ from detent.errors import Corrupt, NotFound, Unavailable
 from detent.kv.base import RESERVED_PREFIX
 from detent.kv.commitlog import CommitLog
 from detent.kv.commitrecord import LogName
-from detent.kv.lmdberrors import DAMAGE, corrupt
 from detent.kv.localobjects import PRIVATE, make_directories, sync_directory
 from detent.kv.logfollower import LogFollower
 from detent.kv.metapages import check_meta_pages
@@ -550,3 +549,27 @@ def release(environment: Environment) -> None:
             if candidate is environment:
                 del _environments[identity]
                 environment.close()
+
+
+# -- what LMDB finds wrong with its pages, said as one of our errors ---------------------------------------------------
+
+DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.BadTxnError)
+"""The last one is what a transaction says for each further call."""
+
+
+def corrupt(error: lmdb.Error) -> Corrupt:
+    """The error to raise for one of these."""
+    return Corrupt(f"the data file of the store is damaged ({error}): restore the store from a copy")
+
+
+class reading:
+    """Raises that error for what LMDB finds wrong in a with-block. (A class, because a generator costs much more.)"""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DAMAGE):
+            raise corrupt(error) from error

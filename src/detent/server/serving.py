@@ -29,10 +29,13 @@ from detent.remote import LocalOwner
 from detent.remote.dispatch import caller_on
 from detent.server.api import Api
 from detent.server.app import Part, ServerApplication
+from detent.server.console import ConsolePart
+from detent.server.console.entrance import Entrance
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
+from detent.server.metrics_state import QUEUES_SHOWN
 from detent.server.native import NativePart
-from detent.server.operators import PUBLIC, Operators
+from detent.server.operators import PROBES, PUBLIC, Operators
 from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Door, HttpConnection
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
@@ -78,6 +81,11 @@ class Serving:
     certificate: Path | None = None
     private_key: Path | None = None
     force: bool = False
+    metrics_queues: int = QUEUES_SHOWN
+    """How many queues a page of metrics has."""
+
+    sqs_port: int | None = None
+    """A second port, for SQS clients that are set up for one of their own. Both answer the same."""
 
     def check(self) -> None:
         """Refuse what would let strangers in, and what cannot work."""
@@ -179,15 +187,19 @@ async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication
         hosts = own_hosts(serving.host) if serving.keys is None and is_loopback(serving.host) else None
         metrics = Metrics(owner.engine.time)
         owner.engine.observer = metrics
+        api = Api(store, stale=metrics.stale_receipt)
+        entrance = Entrance(keys=serving.keys, hosts=hosts, secure=serving.certificate is not None)
         parts: list[Part] = [
-            Operators(store, metrics),
-            Api(store, stale=metrics.stale_receipt),
+            Operators(store, metrics, owner.engine, serving.metrics_queues),
+            ConsolePart(store, api, entrance, place=serving.url),
+            api,
             NativePart(store),
             SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
         ]
         app = ServerApplication(
-            parts, keys=serving.keys, public=PUBLIC, hosts=hosts, counting=metrics, tracing=find_tracing()
-        )
+            parts, keys=serving.keys, public=PUBLIC, probes=PROBES, hosts=hosts, counting=metrics,
+            tracing=find_tracing(),
+        )  # fmt: skip
         try:
             yield app, parts
         finally:
@@ -211,21 +223,38 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def serve(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered there."""
+    stop = asyncio.Event()
+    with _signals(stop):
+        async with listening(serving) as (address, running):
+            if ready is not None:
+                ready(address)
+            ended = asyncio.create_task(stop.wait())
+            await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+
+
+@asynccontextmanager
+async def listening(serving: Serving) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """A server until the end of the block: its address, where requests are answered now, and the task that ends if it
+    cannot go on."""
     serving.check()
-    listener = listen(serving.host, serving.port)
-    with contextlib.closing(listener):
-        address = address_of(serving, listener)
+    with contextlib.ExitStack() as sockets:
+        ports = [serving.port] if serving.sqs_port is None else [serving.port, serving.sqs_port]
+        listeners = [sockets.enter_context(contextlib.closing(listen(serving.host, port))) for port in ports]
         async with application(serving) as (app, parts):
-            server = _Server(_config(app, serving), Door(connections_max()), lambda: ready and ready(address))
-            stop = asyncio.Event()
-            with _signals(stop):
-                running = asyncio.create_task(server.serve(sockets=[listener]))
-                ended = asyncio.create_task(stop.wait())
-                await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+            started = asyncio.Event()
+            server = _Server(_config(app, serving), Door(connections_max()), started.set)
+            running = asyncio.create_task(server.serve(sockets=listeners))
+            starting = asyncio.create_task(started.wait())
+            try:
+                await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
+                if not running.done():
+                    yield address_of(serving, listeners[0]), running
+            finally:
+                starting.cancel()
                 for part in parts:
                     await part.close()
                 server.should_exit = True
-                ended.cancel()
                 await running
 
 

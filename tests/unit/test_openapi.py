@@ -110,8 +110,8 @@ def test_the_server_does_what_the_document_says(
 
 
 def _fill(server: HttpServer) -> None:
-    server.run(server.store.commit([shards.RegisterConsumer("name", 1, ["name"])]))
     """What is named in the requests is there."""
+    server.run(server.store.commit([shards.RegisterConsumer("name", 1, ["name"])]))
     server.client.put("/v1/queues/name", json={})
     server.client.post("/v1/queues/name/messages", json={"body": "a"})
     server.client.post("/v1/journals/name/messages", json={"body": "a"})

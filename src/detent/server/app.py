@@ -11,6 +11,7 @@ from typing import Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from detent import spans
 from detent.errors import Denied, DetentError, Unavailable
 from detent.remote import rights, wire
 from detent.remote.handing import hand_over
@@ -113,6 +114,8 @@ class ServerApplication:
         response: Response | None = None
         try:
             part = next((part for part in self._parts if part.owns(request)), None)
+            if spans.PARENT in request.headers:  # what it publishes goes on with its trace
+                spans.asked.set(spans.context_of(request.headers))
             response = await self._traced(request, part)
             await hand_over(response.send, scope, receive, send, response.undo)
         except Exception:

@@ -88,6 +88,9 @@ class Serving:
     metrics_queues: int = QUEUES_SHOWN
     """How many queues a page of metrics has."""
 
+    sqs_port: int | None = None
+    """A second port, for SQS clients that are set up for one of their own. Both answer the same."""
+
     def check(self) -> None:
         """Refuse what would let strangers in, and what cannot work."""
         if self.keys is None and not self.open_to_all and not is_loopback(self.host):
@@ -242,10 +245,13 @@ def run_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> N
 async def _serve_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> None:
     if not is_loopback(serving.host):
         raise Invalid(f"a console listens on this machine only, not on {serving.host}: use `detent serve` with keys")
-    with contextlib.closing(listen(serving.host, serving.port)) as listener:
-        address = address_of(serving, listener)
-        async with console_application(serving, role) as (app, parts, link):
-            await _answer(app, parts, serving, listener, lambda: ready(address + link))
+    with contextlib.closing(listen(serving.host, serving.port)) as listener, _signals() as stop:
+        async with (
+            console_application(serving, role) as (app, parts, link),
+            _answering(app, parts, serving, [listener]) as running,
+        ):
+            ready(address_of(serving, listener) + link)
+            await _until(stop, running)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -259,32 +265,50 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def serve(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered there."""
+    with _signals() as stop:
+        async with listening(serving) as (address, running):
+            if ready is not None:
+                ready(address)
+            await _until(stop, running)
+
+
+async def _until(stop: asyncio.Event, running: asyncio.Task[None]) -> None:
+    """Wait for a signal, or for a server that cannot go on."""
+    ended = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+
+
+@asynccontextmanager
+async def listening(serving: Serving) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """A server until the end of the block: its address, where requests are answered now, and the task that ends if it
+    cannot go on."""
     serving.check()
-    listener = listen(serving.host, serving.port)
-    with contextlib.closing(listener):
-        address = address_of(serving, listener)
-        async with application(serving) as (app, parts):
-            await _answer(app, parts, serving, listener, lambda: ready and ready(address))
+    with contextlib.ExitStack() as sockets:
+        ports = [serving.port] if serving.sqs_port is None else [serving.port, serving.sqs_port]
+        listeners = [sockets.enter_context(contextlib.closing(listen(serving.host, port))) for port in ports]
+        async with application(serving) as (app, parts), _answering(app, parts, serving, listeners) as running:
+            yield address_of(serving, listeners[0]), running
 
 
-async def _answer(
-    app: ServerApplication,
-    parts: list[Part],
-    serving: Serving,
-    listener: socket.socket,
-    ready: Callable[[], object],
-) -> None:
-    """Answer requests until a signal comes, and then those that are under way."""
-    server = _Server(_config(app, serving), Door(connections_max()), ready)
-    stop = asyncio.Event()
-    with _signals(stop):
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        ended = asyncio.create_task(stop.wait())
-        await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+@asynccontextmanager
+async def _answering(
+    app: ServerApplication, parts: list[Part], serving: Serving, listeners: list[socket.socket]
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Answer requests until the end of the block, and then those that are under way."""
+    started = asyncio.Event()
+    server = _Server(_config(app, serving), Door(connections_max()), started.set)
+    running = asyncio.create_task(server.serve(sockets=listeners))
+    starting = asyncio.create_task(started.wait())
+    try:
+        await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            yield running
+    finally:
+        starting.cancel()
         for part in parts:
             await part.close()
         server.should_exit = True
-        ended.cancel()
         await running
 
 
@@ -363,9 +387,9 @@ def _config(app: ServerApplication, serving: Serving) -> uvicorn.Config:
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """Have SIGTERM and SIGINT stop the server; a second one ends the process as it would any other."""
-    loop = asyncio.get_running_loop()
+def _signals() -> Iterator[asyncio.Event]:
+    """What SIGTERM and SIGINT set, to stop the server; a second one ends the process as it would any other."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def told(number: signal.Signals) -> None:
         logger.info("stopping", extra={"signal": number.name})
@@ -376,7 +400,7 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
     for number in numbers:
         loop.add_signal_handler(number, told, number)
     try:
-        yield
+        yield stop
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from detent.errors import Denied, DetentError, Unavailable
 from detent.server.access import Caller
-from detent.server.app import refusal
+from detent.server.app import HEALTH, refusal
 from detent.server.http import HttpRequest, Response
 from detent.server.metrics import Metrics
 from detent.server.metrics_state import look
@@ -17,7 +17,7 @@ from detent.server.metrics_state import look
 if TYPE_CHECKING:
     from detent.store import AsyncStore
 
-HEALTH, READY, METRICS = "/healthz", "/readyz", "/metrics"
+READY, METRICS = "/readyz", "/metrics"
 
 STORE: Final = "store"
 """What a grant on metrics names: there is one page of them."""

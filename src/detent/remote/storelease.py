@@ -256,17 +256,26 @@ class HeldLease:
                 state=state or self._note.state,
                 addresses=self._note.addresses if addresses is None else addresses,
             )
-            try:
-                self._mine = self._object.write(self._note, self._mine)
-            except Overtaken:
-                now = self._object.read()
-                if now is not None and now.note.holder != self._note.holder:
-                    self._lose(now.note)
-                    return
-                self._mine = now
-                if now is None or now.note.counter != self._note.counter:
-                    raise Unavailable("the object store refused a put of the lease, which is still ours") from None
-            self._renewed_s = asked_s
+            if self._written() or self._written():
+                self._renewed_s = asked_s
+            elif self.taken_by is None:
+                raise Unavailable("the object store refused a put of the lease, which is still ours")
+
+    def _written(self) -> bool:
+        """Whether the note is written now. One that was refused is looked for: it may be there, or an earlier one of
+        ours whose answer was lost, or another process's."""
+        if self.taken_by is not None:
+            return False
+        try:
+            self._mine = self._object.write(self._note, self._mine)
+        except Overtaken:
+            now = self._object.read()
+            if now is not None and now.note.holder != self._note.holder:
+                self._lose(now.note)
+                return False
+            self._mine = now
+            return now is not None and now.note.counter == self._note.counter
+        return True
 
     def _lose(self, now: LeaseNote) -> None:
         self.taken_by = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from detent.errors import Corrupt, Fenced, Unavailable
 from detent.kv.leaseobject import Found, LeaseNote, Overtaken
 from detent.remote import leading, storelease
 from detent.remote.address import Address
+from detent.remote.answers import Disconnected, Elsewhere
 from detent.remote.leading import LeaderSearch
 from detent.remote.storelease import HeldLease, StoreClaim, leader_of
 
@@ -453,8 +455,59 @@ class TestSeveralServers:
         search.hear("")
         assert search._told is None
 
-    def test_one_that_was_lost_is_asked_last(self) -> None:
-        a, b, c = (Address(url=f"http://{name}") for name in "abc")
-        search = LeaderSearch("http://a,b,c", [a, b, c])
-        search.lost(a)
-        assert search._servers == [b, c, a]
+    @pytest.fixture
+    def world(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+        """What each server says: "leader", the URL of the one that is, or nothing (None)."""
+        says: dict[str, str | None] = {}
+
+        class Server:
+            def __init__(self, address: Address) -> None:
+                self.url = address.url
+
+            def status(self, _: float) -> None:
+                says.setdefault("asked", "")
+                says["asked"] = f"{says['asked']}{self.url[-1]}"
+                said = says.get(self.url)
+                if said is None:
+                    raise Disconnected("planted")
+                if said != "leader":
+                    raise Elsewhere("planted", said)
+
+            def close(self) -> None: ...
+
+        monkeypatch.setattr(leading, "RemoteOwner", Server)
+        return says
+
+    def search(self, names: str) -> LeaderSearch:
+        return LeaderSearch("http://...", [Address(url=f"http://{name}") for name in names])
+
+    def find(self, search: LeaderSearch) -> str:
+        found = search.find(time.monotonic() + 0.05, may_own=False, force=False)
+        assert isinstance(found, Address)
+        return found.url
+
+    def test_leader_is_found_where_a_standby_says(self, world: dict[str, str | None]) -> None:
+        world.update({"http://a": "http://c", "http://c": "leader"})
+        assert self.find(self.search("ab")) == "http://c"
+        assert world["asked"] == "ac", "the others need not be asked"
+
+    def test_one_that_was_lost_is_asked_last_whatever_standbys_say(self, world: dict[str, str | None]) -> None:
+        world.update({"http://b": "http://a", "http://c": "leader"})
+        search = self.search("abc")
+        search.lost(Address(url="http://a"))
+        assert self.find(search) == "http://c"
+        assert world["asked"] == "bc"
+
+    def test_one_that_was_lost_may_come_back(self, world: dict[str, str | None]) -> None:
+        world.update({"http://a": "http://x", "http://x": "leader"})
+        search = self.search("a")
+        search.lost(Address(url="http://x"))
+        assert self.find(search) == "http://x"
+
+    def test_servers_that_name_each_other_are_asked_once_a_round(self, world: dict[str, str | None]) -> None:
+        world.update({"http://a": "http://b", "http://b": "http://a"})
+        search = self.search("ab")
+        assert search._ask_all(1.0)[0] is None
+        assert sorted(str(world["asked"])) == ["a", "b"]
+        with pytest.raises(Unavailable, match="none of the servers"):
+            self.find(search)

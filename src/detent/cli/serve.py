@@ -74,8 +74,9 @@ def serve(
     say where it is. When it dies, hangs or loses the bucket, the next one serves within seconds.
 
     \b
-      detent serve s3://bucket/store --standby --host 0.0.0.0 --keys detent-keys.json
-      detent queue list http://a:7410,http://b:7410
+      detent serve s3://bucket/store --standby --host 0.0.0.0 \\
+          --keys detent-keys.json
+      detent queue ls http://a:7410,http://b:7410
 
     The exit code is 0 after a stop that was asked for, and 75 when another process has taken over the store.
     """

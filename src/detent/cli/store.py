@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
     from detent.engine.verify import Counts, Finding
     from detent.kv import Reader
+    from detent.store import Store
+
+LEASE_ANSWER_S = 10.0
+"""How long the bucket may take to show the lease."""
 
 CHILD = "DETENT_VERIFIES_FOR_PARENT"
 
@@ -65,7 +69,7 @@ def info(url: str, as_json: bool) -> None:
 
     with open_for_reading(url) as opened:
         journals = infos(opened)
-        owner = _owner(url)
+        owner = _owner(url, opened)
         fields: dict[str, Any] = {
             "url": url,
             "format": None if is_server(url) else FORMAT_VERSION,  # others do not open
@@ -81,7 +85,7 @@ def info(url: str, as_json: bool) -> None:
     if as_json:
         print_json(fields)
         return
-    who = "no process" if owner is None else f"process {owner['pid']}, epoch {owner['epoch']}"
+    who = "no process" if owner is None else _owner_text(owner)
     print_fields(
         {
             "url": url,
@@ -97,21 +101,34 @@ def info(url: str, as_json: bool) -> None:
     )
 
 
-def _owner(url: str) -> dict[str, Any] | None:
-    """The process that owns a local store, or serves one; on an object store only its epoch decides, and no process is
-    known."""
+def _owner_text(owner: dict[str, Any]) -> str:
+    if "epoch" in owner:
+        return f"process {owner['pid']}, epoch {owner['epoch']}"
+    return f"process {owner['pid']} on {owner['host']}, {owner['state']} {' '.join(owner['addresses'])}".rstrip()
+
+
+def _owner(url: str, opened: Store) -> dict[str, Any] | None:
+    """The process that owns a store, or serves one. On an object store its lease says which."""
     from detent.kv import parse_url
+    from detent.kv.leaseobject import LeaseObject
     from detent.kv.ownership import is_owned, read_owner
     from detent.remote import RemoteOwner, server_address
 
-    server = server_address(url)
-    if server is not None:
+    if is_server(url):
+        server = server_address(opened.owner_url or url)
+        assert server is not None
         there = RemoteOwner(server)
         try:
             return there.status()
         finally:
             there.close()
     location = parse_url(url)
+    if location.is_object_store:
+        found = LeaseObject.of(url, LEASE_ANSWER_S).read()
+        if found is None or found.note.state == "released":
+            return None
+        note = found.note
+        return {"pid": note.pid, "host": note.host, "addresses": note.addresses, "state": note.state}
     owned = location.scheme == "file" and is_owned(location.directory)
     owner = read_owner(location.directory) if owned else None
     return None if owner is None else {"pid": owner.pid, "epoch": owner.epoch}

@@ -16,14 +16,18 @@ from detent.remote.address import SOCKET, Address, server_address
 from detent.remote.answers import Disconnected, Elsewhere, Overloaded
 from detent.remote.client import RemoteOwner
 from detent.remote.storelease import HeldLease, Sight, StoreClaim
-from detent.runtime.backoff import Backoff, Failures, growing
+from detent.runtime.backoff import Backoff, Failures
 
 SERVER_RETRY: Final = Backoff(0.005, 0.5)
 """A server that does not answer is asked less often: it may be far away, and others ask too."""
 
 PROBE_S: Final = 0.5
-"""How long one of several servers may take at first to say whether it owns the store; twice as long in the next round.
-One that hangs must not keep a client from the next owner."""
+PROBE_LONG_S: Final = 4.0
+"""How long one of several servers may take to say whether it owns the store. One that hangs must not keep a client
+from the next owner; one that is only slow is found when a client has looked in vain for so long."""
+
+FOLLOW_RETRY: Final = Backoff(0.005, 0.25)
+"""How often they are asked in turn while none of them owns the store: that takes seconds."""
 
 HOLDER_S: Final = 2.0
 """How long the holder of a lease may take to answer a process that opens the store."""
@@ -49,6 +53,8 @@ class LeaderSearch:
         self._claim = claim
         self._told: Address | None = None
         """What a server that does not own the store has said about which one does."""
+        self._lost: Address | None = None
+        """The owner that did not answer any more: it is asked last, whatever others say."""
 
     @property
     def is_followed(self) -> bool:
@@ -57,6 +63,7 @@ class LeaderSearch:
 
     def lost(self, address: Address) -> None:
         """This one does not answer any more: the others are asked first."""
+        self._lost = address
         self._servers.sort(key=lambda one: one == address)
 
     def hear(self, leader: str) -> None:
@@ -77,10 +84,13 @@ class LeaderSearch:
     # -- among servers ------------------------------------------------------------------------------------------------
 
     def _find_server(self, deadline: float) -> Address:
-        tries = Failures(SERVER_RETRY)
+        tries = Failures(FOLLOW_RETRY if self.is_followed else SERVER_RETRY)
+        began = time.monotonic()
         while True:
-            left_s = deadline - time.monotonic()
-            probe_s = min(growing(PROBE_S, left_s, tries.in_a_row + 1), left_s) if self.is_followed else left_s
+            now = time.monotonic()
+            probe_s = deadline - now
+            if self.is_followed:
+                probe_s = min(PROBE_S if now - began < PROBE_LONG_S else PROBE_LONG_S, probe_s)
             found, errors = self._ask_all(probe_s)
             if found is not None:
                 return found
@@ -88,16 +98,19 @@ class LeaderSearch:
             if left_s <= 0:
                 raise self._unanswered(errors) from next(iter(errors.values()))
             pause_s = tries.failed()
-            only = next(iter(errors.values())) if len(errors) == 1 else None
-            time.sleep(min(only.retry_s if isinstance(only, Overloaded) else pause_s, left_s))
+            if not self.is_followed and isinstance(busy := next(iter(errors.values())), Overloaded):
+                pause_s = busy.retry_s
+            time.sleep(min(pause_s, left_s))
 
     def _ask_all(self, probe_s: float) -> tuple[Address | None, dict[Address, Disconnected]]:
         """Ask each server once, and first those that another one has named, until one says that it owns the store."""
         errors: dict[Address, Disconnected] = {}
         left = deque(self._servers)
-        while left:
-            told, self._told = self._told, None
-            address = left.popleft() if told is None or told in errors else told
+        while left or self._told is not None:
+            if self._told is not None and (self._told != self._lost or not left):
+                address, self._told = self._told, None
+            else:
+                address = left.popleft()
             if address in errors:
                 continue
             owner = RemoteOwner(address)
@@ -108,6 +121,7 @@ class LeaderSearch:
                 if isinstance(error, Elsewhere):
                     self.hear(error.leader)
             else:
+                self._lost = None
                 return address, errors
             finally:
                 owner.close()
@@ -115,7 +129,7 @@ class LeaderSearch:
 
     def _unanswered(self, errors: dict[Address, Disconnected]) -> Unavailable:
         if not self.is_followed:
-            (error,) = errors.values()
+            error = next(iter(errors.values()))
             return Unavailable(f"no Detent server answers at {self.url} ({error}): start it, or correct the address")
         why = "; ".join(f"{address.url}: {error}" for address, error in errors.items())
         return Unavailable(f"none of the servers {self.url} owns the store ({why}): see whether one is well")

@@ -82,18 +82,18 @@ class StoreClaim:
     def __init__(
         self,
         url: str,
-        lease_s: float = LEASE_S,
+        lease_s: float | None = None,
         *,
         serves: bool = False,
         clock: Callable[[], float] = steady_s,
         lease_object: LeaseObject | None = None,
     ) -> None:
         self.url = url
-        self.lease_s = lease_s
+        self.lease_s = lease_s or LEASE_S
         self.serves = serves
         """Whether a server says itself where this process answers; otherwise its owner opens a socket."""
         self.clock = clock
-        self._object = lease_object or LeaseObject.of(url, lease_s / ANSWER_SHARE)
+        self._object = lease_object or LeaseObject.of(url, self.lease_s / ANSWER_SHARE)
         self._seen: Found | None = None
         self._since_s = 0.0
         self._changes = 0

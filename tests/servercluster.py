@@ -10,6 +10,7 @@ with cluster(3) as servers:                   # one owns the store, two stand by
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -176,6 +177,7 @@ class Clients:
         with detent.open(self.url, timeout=self.timeout) as store:
             store.queue("q").create(lease="5s", backoff="0s", max_attempts=0)
         self._writers = [self._started(self._write, number) for number in range(WRITERS)]
+        self._writers.append(self._started(self._write_async))
         self._others = [self._started(self._consume) for _ in range(CONSUMERS)] + [self._started(self._follow)]
 
     def __enter__(self) -> Self:
@@ -210,6 +212,21 @@ class Clients:
                 self.acked.append((time.monotonic(), body, t.results[appended].offset))
                 number += 1
                 time.sleep(0.002)
+
+    def _write_async(self) -> None:
+        asyncio.run(self._write_on_a_loop())
+
+    async def _write_on_a_loop(self) -> None:
+        number = 0
+        async with detent.open_async(self.url, timeout=self.timeout) as store:
+            while not self._end.is_set():
+                body = b"async-%d" % number
+                async with store.transaction() as t:
+                    appended = t.append("written", body)
+                    t.publish(body, queue="q")
+                self.acked.append((time.monotonic(), body, t.results[appended].offset))
+                number += 1
+                await asyncio.sleep(0.002)
 
     def _consume(self) -> None:
         with detent.open(self.url, timeout=self.timeout) as store:

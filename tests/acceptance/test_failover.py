@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -147,6 +148,27 @@ def test_standby_says_that_it_lives_is_not_ready_and_where_the_leader_is(servers
     assert asked(f"{leader.url}/readyz")[0] == 200
     with detent.open(standby.url) as store:
         assert store.journal("j").append(b"x").offset == 0, "the leader was found through the standby"
+
+
+def test_sqs_client_of_a_standby_gets_through_when_that_serves(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows one name, and tries again after each 503."""
+    boto3 = pytest.importorskip("boto3")
+    from botocore.config import Config
+
+    leader = servers.leader()
+    standby = next(member for member in servers.members if member is not leader)
+    with detent.open(servers.url) as store:
+        store.queue("q").create()
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    config = Config(retries={"total_max_attempts": 10, "mode": "standard"})
+    sqs = boto3.client("sqs", endpoint_url=standby.url, config=config)
+    with closing(sqs):
+        leader.kill()
+        sqs.send_message(QueueUrl=f"{standby.url}/000000000000/q", MessageBody="once")
+    with detent.open(standby.url) as store:
+        assert [message.body for message in store.queue("q").claim(10)] == [b"once"]
 
 
 def test_owner_that_cannot_renew_its_lease_stops_answering(servers: Servers) -> None:

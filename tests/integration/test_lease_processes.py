@@ -18,7 +18,7 @@ from detent.errors import Corrupt, Fenced, Unavailable
 from detent.kv import leaseobject, parse_url
 from detent.kv.leaseobject import NOTE_BYTES_MAX, LeaseObject
 from detent.kv.objectstore import open_bucket
-from detent.remote import StoreClaim
+from detent.remote import StoreClaim, held_alone
 from detent.store import Store
 from processes import Child, Processes, eventually, store_process
 from s3proxy import Fault, FaultyS3, faulty_s3
@@ -174,6 +174,15 @@ def test_reader_needs_no_lease(s3: FaultyS3) -> None:
     with detent.open(url, role="reader") as store:
         assert store.journals() == []
     assert s3.count(part="owner.json") == 0
+
+
+def test_store_is_not_upgraded_under_its_owner(url: str) -> None:
+    with detent.open(url) as store:
+        with pytest.raises(Unavailable, match=r"answers at unix:.*stop it first"), held_alone(url, 5.0):
+            raise AssertionError("it was held")
+        store.journal("j").append(b"0")
+    with held_alone(url, 5.0), pytest.raises(Unavailable):
+        Store(url, timeout="200ms")
 
 
 @pytest.mark.parametrize("status", [409, 412, 503, 0])

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 LEASE_ANSWER_S = 10.0
 """How long the bucket may take to show the lease."""
+
+UPGRADE_WAIT_S = 60.0
+"""How long an upgrade waits for the lease of an owner that is silent."""
 
 CHILD = "DETENT_VERIFIES_FOR_PARENT"
 
@@ -251,13 +255,16 @@ def upgrade(url: str, as_json: bool) -> None:
       detent store upgrade file:./data && detent store verify file:./data
     """
     from detent.errors import Invalid
+    from detent.kv import parse_url
     from detent.kv.stored import FORMAT_VERSION
     from detent.kv.upgrade import upgrade as upgrade_store
+    from detent.remote import held_alone
 
     check_kept(url)
     if is_server(url):
         raise Invalid("a server's store is upgraded where its records are, with file:PATH or s3://BUCKET/PREFIX")
-    with progress_bar("upgrading", hidden=as_json) as progress:
+    alone = held_alone(url, UPGRADE_WAIT_S) if parse_url(url).is_object_store else nullcontext()
+    with alone, progress_bar("upgrading", hidden=as_json) as progress:
         done = upgrade_store(url, progress)
     changed = done.before != FORMAT_VERSION
     if as_json:

@@ -47,6 +47,7 @@ from detent.remote.client import AsyncRemoteOwner, RemoteOwner
 from detent.remote.connection import Connection, Role
 from detent.remote.dispatch import Dispatcher
 from detent.remote.journals import RemoteJournalReader
+from detent.remote.leading import held_alone
 from detent.remote.line import OwnerLine
 from detent.remote.lost_claims import AsyncLostClaims
 from detent.remote.objects import RemoteReader
@@ -72,6 +73,7 @@ __all__ = [
     "Role",
     "Sight",
     "StoreClaim",
+    "held_alone",
     "leader_of",
     "server_address",
     "server_addresses",

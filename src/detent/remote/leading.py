@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -189,6 +190,18 @@ class LeaderSearch:
             f"{note.who} owns {self.url} and does not answer (its lease has not changed for {sight.silent_s:.1f} s): "
             f"try again{hint}"
         )
+
+
+@contextmanager
+def held_alone(url: str, patience_s: float) -> Iterator[None]:
+    """Hold a store on an object store while it is changed as a whole, without an owner. `Unavailable` if one lives."""
+    found = LeaderSearch(url, []).find(time.monotonic() + patience_s, may_own=True, force=False)
+    if isinstance(found, Address):
+        raise Unavailable(f"a process owns {url} and answers at {found.store_url}: stop it first")
+    try:
+        yield
+    finally:
+        found.release()
 
 
 def _is_to_be_taken(sight: Sight) -> bool:

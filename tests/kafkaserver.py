@@ -15,7 +15,6 @@ import contextlib
 import functools
 import importlib.util
 import logging
-import os
 import shutil
 import socket
 import subprocess
@@ -27,22 +26,25 @@ from typing import Any
 
 import pytest
 
+from mavenjars import Jar, Jars
 from servers import HOST, await_answer, free_port, shared, stop
 
 VERSION = "4.3.1"
 START_SECONDS = 90.0
-FETCH_SECONDS = 240.0
 
-_POM = """<project><modelVersion>4.0.0</modelVersion><groupId>detent</groupId><artifactId>broker</artifactId>
-<version>1</version><dependencies><dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
-<version>{version}</version></dependency></dependencies></project>
-"""
+_JARS = Jars(f"kafka-{VERSION}", (Jar("org.apache.kafka", "kafka_2.13", VERSION),))
+
+SASL_PASSWORD = "of-the-bridge"
+_JAAS = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_bridge="{SASL_PASSWORD}";'
 
 _PROPERTIES = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@{host}:{controller}
-listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller}
-advertised.listeners=PLAINTEXT://{host}:{port}
+listeners=PLAINTEXT://{host}:{port},SASL_PLAINTEXT://{host}:{sasl_port},CONTROLLER://{host}:{controller}
+advertised.listeners=PLAINTEXT://{host}:{port},SASL_PLAINTEXT://{host}:{sasl_port}
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_plaintext.plain.sasl.jaas.config={jaas}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={folder}/data
@@ -63,45 +65,10 @@ def missing() -> str | None:
     """Why there can be no broker here; None if there can."""
     if importlib.util.find_spec("confluent_kafka") is None:
         return "confluent-kafka is not installed"
-    if shutil.which("java") is None:
-        return "a Kafka broker needs Java, which is not on the path"
-    if not _is_complete(_folder()) and shutil.which("mvn") is None:
-        return f"Kafka's jars are not in {_folder()}, and Maven, which fetches them, is not on the path"
-    return None
-
-
-def _folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "detent-tests" / f"kafka-{VERSION}"
-
-
-def _is_complete(folder: Path) -> bool:
-    return (folder / "complete").exists()
+    return _JARS.missing()
 
 
 needs_kafka = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-
-
-@functools.cache
-def jars() -> Path:
-    """The folder with Kafka's jars. They are fetched into a folder beside it, which takes its name when it is full."""
-    folder = _folder()
-    if _is_complete(folder):
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / "jars"
-        (Path(scratch) / "pom.xml").write_text(_POM.format(version=VERSION))
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={made}"]
-        fetched = subprocess.run(
-            command, cwd=scratch, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
-        )
-        if fetched.returncode:
-            pytest.skip(f"Kafka's jars could not be fetched: {fetched.stdout[-300:]}")
-        (made / "complete").touch()
-        with contextlib.suppress(OSError):  # another test process was quicker
-            made.rename(folder)
-    return folder
 
 
 class Broker:
@@ -109,10 +76,17 @@ class Broker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port, controller = free_port(), free_port()
+        self._port, self._sasl_port, controller = free_port(), free_port(), free_port()
         self._properties = folder / "server.properties"
         self._properties.write_text(
-            _PROPERTIES.format(host=HOST, port=self._port, controller=controller, folder=folder)
+            _PROPERTIES.format(
+                host=HOST,
+                port=self._port,
+                sasl_port=self._sasl_port,
+                jaas=_JAAS,
+                controller=controller,
+                folder=folder,
+            )
         )
         self._process: subprocess.Popen[bytes] | None = None
         cluster = uuid.uuid4().hex[:22]
@@ -123,12 +97,17 @@ class Broker:
         """Where it listens."""
         return f"{HOST}:{self._port}"
 
+    @property
+    def sasl_brokers(self) -> str:
+        """Where it listens to those who log in: by the mechanism PLAIN, as `bridge` with `SASL_PASSWORD`."""
+        return f"{HOST}:{self._sasl_port}"
+
     def _java(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(self._command(*words), capture_output=True, timeout=120, check=False)
 
     def _command(self, *words: str) -> list[str]:
         options = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-        return ["java", *options, "-cp", f"{jars()}/*", *words]
+        return ["java", *options, "-cp", f"{_JARS.folder()}/*", *words]
 
     def start(self) -> None:
         """Start it, and wait until it answers."""

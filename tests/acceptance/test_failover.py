@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.s3, pytest.mark.xdist_group("s3"), pytest.mark.timeout
 
 SOAK = os.environ.get("DETENT_SOAK") == "1"
 ROUNDS = 10 if SOAK else 1
-STANDBYS_LEASE = "1s"
-"""Of clusters whose times are not measured."""
+LEASE = "2500ms"
+"""Long enough for a loaded machine: a shorter one changes hands when a renewal waits for its turn."""
 
 
 # -- the faults: what happens to the leader, and how it is mended ------------------------------------------------------
@@ -118,7 +118,7 @@ def test_slow_object_store_keeps_its_owner() -> None:
 
 @pytest.fixture
 def servers() -> Iterator[Servers]:
-    with cluster(2, lease=STANDBYS_LEASE) as found:
+    with cluster(2, lease=LEASE) as found:
         yield found
 
 
@@ -171,26 +171,25 @@ def test_sqs_client_of_a_standby_gets_through_when_that_serves(
         assert [message.body for message in store.queue("q").claim(10)] == [b"once"]
 
 
-def test_owner_that_cannot_renew_its_lease_stops_answering(servers: Servers) -> None:
-    """Before another one may serve: it must not answer from what it remembers."""
-    leader = servers.leader()
-    for member in servers.members:
-        member.bucket.is_cut = True
-    eventually(lambda: asked(f"{leader.url}/v1/status")[0] == 503, what="a refusal")
-    status, _, body = asked(f"{leader.url}/readyz")
-    assert status == 503
-    assert "could not be renewed" in str(body["message"])
-    assert asked(f"{leader.url}/healthz")[0] == 200
-    for member in servers.members:
-        member.bucket.mend()
-    with detent.open(servers.url, timeout="60s") as store:
-        store.journal("j").append(b"x")
+def test_owner_that_cannot_renew_its_lease_stops_answering() -> None:
+    """Before another one may serve: it must not answer from what it remembers. It goes on if none has come."""
+    with cluster(1) as servers:
+        leader = servers.leader()
+        leader.bucket.is_cut = True
+        eventually(lambda: asked(f"{leader.url}/v1/status")[0] == 503, what="a refusal")
+        status, _, body = asked(f"{leader.url}/readyz")
+        assert status == 503
+        assert "could not be renewed" in str(body["message"])
+        assert asked(f"{leader.url}/healthz")[0] == 200
+        leader.bucket.mend()
+        with detent.open(servers.url, timeout="60s") as store:
+            store.journal("j").append(b"x")
 
 
 def test_server_without_standby_ends_with_its_own_code_when_it_is_replaced() -> None:
-    with cluster(1, lease=STANDBYS_LEASE) as servers:
+    with cluster(1, lease=LEASE) as servers:
         first = servers.members[0]
-        alone = Member(servers.store_url, STANDBYS_LEASE, "--force")
+        alone = Member(servers.store_url, LEASE, "--force")
         try:
             alone.start(SERVING)
             with detent.open(alone.url) as store:
@@ -207,8 +206,8 @@ def test_server_without_standby_ends_with_its_own_code_when_it_is_replaced() -> 
 
 
 def test_server_is_refused_a_store_that_another_one_serves() -> None:
-    with cluster(1, lease=STANDBYS_LEASE) as servers:
-        second = Member(servers.store_url, STANDBYS_LEASE)
+    with cluster(1, lease=LEASE) as servers:
+        second = Member(servers.store_url, LEASE)
         try:
             second.start(None)
             assert second.wait() == 1
@@ -234,7 +233,7 @@ def test_every_point_of_the_lease_is_visited() -> None:
 def test_server_killed_at_any_point_of_its_lease_is_replaced() -> None:
     """Each time the one that takes the store, holds it or gives it back dies there, and another one serves all that
     was acknowledged."""
-    with cluster(2, lease=STANDBYS_LEASE) as servers, detent.open(servers.url, timeout="60s") as store:
+    with cluster(2, lease=LEASE) as servers, detent.open(servers.url, timeout="60s") as store:
         journal = store.journal("j")
         for number, point in enumerate((*TAKING, *RENEWING, *RELEASING)):
             leader = servers.leader()

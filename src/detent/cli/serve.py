@@ -26,10 +26,21 @@ supervisor may start it again."""
 @may_take_store
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=7410, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option(
+    "--sqs-port", type=click.IntRange(0, 65535), help="A second port, for SQS clients that are set up for one (9324)."
+)
 @click.option("--keys", metavar="FILE", help="The file of keys that `detent token` makes (or DETENT_KEYS_FILE).")
 @click.option("--no-auth", is_flag=True, help="Let every client that can reach the port do anything.")
 @click.option("--tls-cert", metavar="FILE", type=click.Path(path_type=Path), help="Serve HTTPS with this certificate.")
 @click.option("--tls-key", metavar="FILE", type=click.Path(path_type=Path), help="The certificate's private key.")
+@click.option(
+    "--metrics-queues",
+    default=500,
+    show_default=True,
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Queues on the page /metrics: those with the longest backlogs.",
+)
 @click.option("--standby", is_flag=True, help="On an object store: wait for it while another server owns it.")
 @click.option(
     "--lease",
@@ -44,10 +55,12 @@ def serve(
     url: str | None,
     host: str,
     port: int,
+    sqs_port: int | None,
     keys: str | None,
     no_auth: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
+    metrics_queues: int,
     standby: bool,
     lease: str | None,
     advertise: str | None,
@@ -63,10 +76,13 @@ def serve(
     \b
     Try it:
       detent serve file:./data
+      curl http://127.0.0.1:7410/healthz
       detent queue create http://127.0.0.1:7410 mails
       curl http://127.0.0.1:7410/v1/queues/mails/messages \\
           -d '{"body": "hello"}'
       AWS_ENDPOINT_URL_SQS=http://127.0.0.1:7410 aws sqs list-queues
+
+    http://127.0.0.1:7410/console shows what is in the store to a browser.
 
     On an address that other machines can reach it wants keys: `detent token create` makes one.
 
@@ -99,7 +115,19 @@ def serve(
     ring = None if no_auth else open_ring(keys)
     lease_s = None if lease is None else milliseconds(lease) / 1000
     serving = Serving(
-        store, host, port, ring, no_auth, tls_cert, tls_key, force, standby, lease_s, _advertised(advertise)
+        store,
+        host,
+        port,
+        ring,
+        no_auth,
+        tls_cert,
+        tls_key,
+        force,
+        metrics_queues,
+        sqs_port,
+        standby=standby,
+        lease_s=lease_s,
+        advertised=_advertised(advertise),
     )
 
     def ready(address: str, stands_by: bool) -> None:

@@ -26,6 +26,7 @@ from detent.queue import (
     loading,
     peeking,
     publishing,
+    surveying,
 )
 from detent.queue import operations as ops
 from detent.queue import reader_operations as reader_ops
@@ -49,6 +50,7 @@ class QueueMachine(QueueMemory):
         listing.ListDone,
         listing.ListAttempts,
         peeking.PeekMessages,
+        surveying.SurveyQueues,
         reader_ops.OpenReader,
         reader_ops.Assign,
         reader_ops.AckAssigned,
@@ -76,6 +78,7 @@ class QueueMachine(QueueMemory):
         ops.LeaseExtended,
         ops.Moved,
         ops.QueueDescriptions,
+        surveying.QueueSurvey,
         ops.FailedMessages,
         ops.MessageFound,
         listing.ListedMessages,
@@ -112,6 +115,7 @@ class QueueMachine(QueueMemory):
             listing.ListDone: partial(listing.list_done, self),
             listing.ListAttempts: partial(listing.list_attempts, self),
             peeking.PeekMessages: partial(peeking.peek, self),
+            surveying.SurveyQueues: partial(surveying.survey, self),
             reader_ops.OpenReader: partial(assigning.open_reader, self),
             reader_ops.Assign: partial(assigning.assign, self),
             reader_ops.AckAssigned: partial(assigning.ack, self),

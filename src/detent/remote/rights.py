@@ -9,18 +9,33 @@ from detent.engine import Operation
 from detent.errors import Denied, DetentError, StaleReceipt
 from detent.journal import operations as journals
 from detent.ledger import operations as ledgers
-from detent.queue import QueueMachine, listing, peeking
+from detent.queue import QueueMachine, listing, peeking, surveying
 from detent.queue import operations as queues
 from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
 from detent.shard import operations as shards
 
-Right = Literal["publish", "consume", "admin"]
+Right = Literal["read", "publish", "consume", "admin"]
+"""What a caller may do. `read` looks: at counts, settings and messages, without claiming any."""
+
 Kind = Literal["queue", "journal", "ledger", "consumer", "metrics"]
 
 
 EVERYTHING: Final = "*"
 """What a grant says that is on all kinds, or on all names."""
+
+_INCLUDING: Final[dict[str, frozenset[str]]] = {
+    "read": frozenset({"read", "consume", "admin"}),
+    "publish": frozenset({"publish", "admin"}),
+    "consume": frozenset({"consume", "admin"}),
+    "admin": frozenset({"admin"}),
+}
+"""The granted rights that include a right: one who consumes messages may look at them."""
+
+
+def includes(granted: str, right: str) -> bool:
+    """Whether a granted right is a right, or includes it."""
+    return granted in _INCLUDING[right]
 
 
 class GrantedRight(Protocol):
@@ -58,9 +73,10 @@ class RightsHolder(Protocol):
 
 
 class Need(NamedTuple):
-    """A right, and the field of the operation that says on which queue, journal, ledger or consumer: a name, or the
-    number that receipts have for a queue. Without a field, or where it is empty, the right is needed on the whole
-    store. `also` is a field that may name a second one, which gets messages: `publish` is needed there."""
+    """A right, and the field of the operation that says on which queue, journal, ledger or consumer: a name, patterns
+    of names, or the number that receipts have for a queue. Without a field, or where it is empty, the right is needed
+    on the whole store. `also` is a field that may name a second one, which gets messages: `publish` is needed there.
+    """
 
     right: Right
     kind: Kind
@@ -76,6 +92,7 @@ _consumer_admin: Final = Need("admin", "consumer", "consumer")
 _consumer_consume: Final = Need("consume", "consumer", "consumer")
 _queue_admin: Final = Need("admin", "queue", "queue")
 _queue_consume: Final = Need("consume", "queue", "queue")
+_queue_read: Final = Need("read", "queue", "queue")
 
 NEEDS: Final[dict[type[Operation], Need]] = {
     journals.CreateJournal: _journal_admin,
@@ -104,36 +121,37 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     queues.Extend: _queue_consume,
     queues.Unclaim: _queue_consume,
     queues.ReadHeld: _queue_consume,
-    queues.DescribeQueues: _queue_consume,
-    queues.ListFailed: _queue_consume,
-    queues.FindMessage: Need("consume", "queue"),
-    listing.ListMessages: _queue_consume,
-    listing.ListDone: _queue_consume,
-    listing.ListAttempts: _queue_consume,
-    peeking.PeekMessages: _queue_consume,
+    queues.DescribeQueues: _queue_read,
+    queues.ListFailed: _queue_read,
+    queues.FindMessage: Need("read", "queue"),
+    listing.ListMessages: _queue_read,
+    listing.ListDone: _queue_read,
+    listing.ListAttempts: _queue_read,
+    peeking.PeekMessages: _queue_read,
+    surveying.SurveyQueues: Need("read", "queue", "patterns"),
     readers.OpenReader: _queue_consume,
     readers.Assign: _queue_consume,
     readers.AckAssigned: _queue_consume,
     readers.ReadAssignment: _queue_consume,
     readers.ReleaseReader: _queue_consume,
     readers.DeleteReader: _queue_consume,
-    readers.DescribeReaders: _queue_consume,
+    readers.DescribeReaders: _queue_read,
     ledgers.EnterLedger: _ledger_publish,
     ledgers.ResetLedger: _ledger_admin,
     ledgers.DeleteLedger: _ledger_admin,
-    ledgers.DescribeLedgers: Need("consume", "ledger", "name"),
+    ledgers.DescribeLedgers: Need("read", "ledger", "name"),
     ledgers.PinOffsets: _ledger_publish,
     ledgers.Unpin: _ledger_admin,
-    ledgers.DescribePins: Need("consume", "ledger"),
+    ledgers.DescribePins: Need("read", "ledger"),
     ledgers.PlanOffsets: Need("consume", "ledger", "name"),
     ledgers.DeclareStream: _ledger_publish,
-    ledgers.DescribeStreams: Need("consume", "ledger"),
+    ledgers.DescribeStreams: Need("read", "ledger"),
     shards.RegisterConsumer: _consumer_consume,
     shards.Heartbeat: _consumer_consume,
     shards.LeaseShard: _consumer_consume,
     shards.ReleaseShards: _consumer_consume,
     shards.OpenShard: _consumer_consume,
-    shards.FindShard: _consumer_consume,
+    shards.FindShard: Need("read", "consumer", "consumer"),
     shards.CommitShard: _consumer_consume,
     shards.ReadShardState: _consumer_consume,
     shards.ScanShardState: _consumer_consume,
@@ -141,16 +159,18 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     shards.PauseConsumer: _consumer_admin,
     shards.ResetShards: _consumer_admin,
     shards.DeleteConsumer: _consumer_admin,
-    shards.DescribeConsumers: Need("consume", "consumer", "name"),
+    shards.DescribeConsumers: Need("read", "consumer", "name"),
 }
 
 
 def may_all(caller: RightsHolder, right: Right, kind: Kind) -> bool:
     """Whether a caller has a right on all queues, or all journals."""
-    return any(
-        grant.right in {right, "admin"} and grant.kind in {kind, EVERYTHING} and grant.pattern == EVERYTHING
-        for grant in caller.grants
-    )
+    return any(covers(grant, right, kind) and grant.pattern == EVERYTHING for grant in caller.grants)
+
+
+def covers(grant: GrantedRight, right: Right, kind: Kind) -> bool:
+    """Whether a grant gives a right on some queues, or some journals."""
+    return includes(grant.right, right) and grant.kind in {kind, EVERYTHING}
 
 
 def require_settings(caller: RightsHolder, queue: str, filter: str | None, dead_letter: str | None) -> None:
@@ -168,7 +188,7 @@ def told(caller: RightsHolder | None, error: DetentError) -> DetentError:
     if caller is None or withheld is None:
         return error
     try:
-        caller.require("consume", cast(Kind, withheld.kind), withheld.name)
+        caller.require("read", cast(Kind, withheld.kind), withheld.name)
     except Denied:
         return type(error)(withheld.instead, *error.args[1:])
     return error
@@ -181,6 +201,9 @@ def require(caller: RightsHolder, operations: Sequence[Operation], machine: Queu
         named = None if need.field is None else getattr(operation, need.field)
         if isinstance(named, int):
             _require_number(caller, need, named, machine)
+        elif isinstance(named, list):
+            for pattern in named:
+                _require_pattern(caller, need, pattern)
         elif named:
             caller.require(need.right, need.kind, named)
         else:
@@ -189,6 +212,18 @@ def require(caller: RightsHolder, operations: Sequence[Operation], machine: Queu
             require_settings(caller, operation.queue, operation.settings.filter, operation.settings.dead_letter)
         for also in _also(operation, need):
             caller.require("publish", need.kind, also)
+
+
+def _require_pattern(caller: RightsHolder, need: Need, pattern: str) -> None:
+    """On all names that match a pattern: those of a grant, or a single name."""
+    if may_all(caller, need.right, need.kind):
+        return
+    if any(character in pattern for character in "*?"):
+        granted = {grant.pattern for grant in caller.grants if covers(grant, need.right, need.kind)}
+        if pattern not in granted:
+            raise Denied(f"{caller.name} may not {need.right} on all that match {pattern!r}")
+        return
+    caller.require(need.right, need.kind, pattern)
 
 
 def _also(operation: Any, need: Need) -> set[str]:

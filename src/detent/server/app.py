@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from detent import spans
 from detent.errors import Denied, DetentError, Fenced, NotOwner, OutcomeUnknown, Unavailable
 from detent.remote import rights, wire
 from detent.remote.handing import hand_over
@@ -69,6 +70,15 @@ class Part(Protocol):
         ...
 
 
+@runtime_checkable
+class Gate(Protocol):
+    """A part that finds out by itself who asks, because its clients have no keys in hand: they are browsers."""
+
+    def who_asks(self, request: HttpRequest) -> Caller:
+        """The caller; `Denied` if this must not be answered at all."""
+        ...
+
+
 class Counting(Protocol):
     """Who counts the requests."""
 
@@ -79,7 +89,7 @@ class Counting(Protocol):
 
 class ServerApplication:
     """All parts behind one port, as ASGI. Without keys, any caller may do anything; then `hosts` says which values of
-    the header `Host` a request may have."""
+    the header `Host` a request may have. Of `probes`, which tools ask all the time, the log has what is new."""
 
     def __init__(
         self,
@@ -87,6 +97,7 @@ class ServerApplication:
         *,
         keys: KeyRing | None = None,
         public: frozenset[str] = frozenset(),
+        probes: frozenset[str] = frozenset(),
         hosts: Callable[[str], bool] | None = None,
         counting: Counting | None = None,
         tracing: Tracing | None = None,
@@ -97,6 +108,7 @@ class ServerApplication:
         self._parts = parts
         self._keys = keys
         self._public = public
+        self._probed = dict.fromkeys(probes, 200)  # the status of each one's last answer
         self._hosts = hosts
         self._counting = counting
         self._tracing = tracing
@@ -111,6 +123,8 @@ class ServerApplication:
         response: Response | None = None
         try:
             part = next((part for part in self._parts if part.owns(request)), None)
+            if spans.PARENT in request.headers:  # what it publishes goes on with its trace
+                spans.asked.set(spans.context_of(request.headers))
             response = await self._traced(request, part)
             await hand_over(response.send, scope, receive, send, response.undo)
         except Exception:
@@ -134,9 +148,9 @@ class ServerApplication:
         caller: Caller | None = None
         try:
             request.check()
-            caller = await self._caller(request)
+            caller = await self._caller(request, part)
             request.caller = caller.name
-            request.recheck = partial(self._caller, request)
+            request.recheck = partial(self._caller, request, part)
             if part is None:
                 return problem(404, "NotFound", f"there is no {request.method} {request.path} here")
             self._require_owner(request)
@@ -154,9 +168,11 @@ class ServerApplication:
         if refused is not None:
             raise refused
 
-    async def _caller(self, request: HttpRequest) -> Caller:
-        """Who asks: by a bearer token, or by a signature over the whole request."""
+    async def _caller(self, request: HttpRequest, part: Part | None) -> Caller:
+        """Who asks: by a bearer token, by a signature over the whole request, or as the part says."""
         keys = self._keys
+        if isinstance(part, Gate):
+            return _known(part.who_asks, request)
         if keys is None or request.path in self._public:
             self._check_page(request)
             return UNCHECKED if keys is None else UNKNOWN
@@ -190,9 +206,14 @@ class ServerApplication:
         seconds = time.monotonic() - began
         if self._counting is not None:
             self._counting.request("none" if part is None else part.name, request.method, status, seconds)
-        if logger.isEnabledFor(logging.INFO):
+        level = logging.INFO
+        if (before := self._probed.get(request.path)) is not None:
+            self._probed[request.path] = status
+            level = logging.DEBUG if status == before else logging.INFO
+        if logger.isEnabledFor(level):
             who = {"caller": request.caller} if request.caller else {}
-            logger.info(
+            logger.log(
+                level,
                 "request",
                 extra={
                     "client": request.client,

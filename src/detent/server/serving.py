@@ -29,11 +29,14 @@ from detent.remote.dispatch import caller_on
 from detent.remote.storelease import LEASE_S, LEASE_S_MAX, LEASE_S_MIN, STANDBY_LEASE_S
 from detent.server.api import Api
 from detent.server.app import Part, ServerApplication
+from detent.server.console import ConsolePart
+from detent.server.console.entrance import Entrance
 from detent.server.http import Receive, Scope, Send
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
+from detent.server.metrics_state import QUEUES_SHOWN
 from detent.server.native import NativePart
-from detent.server.operators import PUBLIC, Operators
+from detent.server.operators import PROBES, PUBLIC, Operators
 from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Door, HttpConnection
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
@@ -77,6 +80,12 @@ class Serving:
     certificate: Path | None = None
     private_key: Path | None = None
     force: bool = False
+    metrics_queues: int = QUEUES_SHOWN
+    """How many queues a page of metrics has."""
+
+    sqs_port: int | None = None
+    """A second port, for SQS clients that are set up for one of their own. Both answer the same."""
+
     standby: bool = False
     """Whether to wait for the store while another server owns it, and to go back to that when it is replaced."""
     lease_s: float | None = None
@@ -211,9 +220,12 @@ async def application(
             owner.engine.lead_on(caller_on(asyncio.get_running_loop()))
         metrics = Metrics(owner.engine.time)
         owner.engine.observer = metrics
+        api = Api(store, stale=metrics.stale_receipt)
+        entrance = Entrance(keys=serving.keys, hosts=hosts_of(serving), secure=serving.certificate is not None)
         parts: list[Part] = [
-            Operators(store, metrics),
-            Api(store, stale=metrics.stale_receipt),
+            Operators(store, metrics, owner.engine, serving.metrics_queues),
+            ConsolePart(store, api, entrance, place=serving.url),
+            api,
             NativePart(store),
             SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
         ]
@@ -221,6 +233,7 @@ async def application(
             parts,
             keys=serving.keys,
             public=PUBLIC,
+            probes=PROBES,
             hosts=hosts_of(serving),
             counting=metrics,
             tracing=find_tracing(),

@@ -12,14 +12,15 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from detent.errors import DetentError, Fenced
 from detent.remote import LocalOwner, StoreClaim
 from detent.runtime.backoff import Backoff, Failures
 from detent.server.app import ServerApplication
-from detent.server.operators import PUBLIC
+from detent.server.operators import PROBES, PUBLIC
 from detent.server.protocol import Door
 from detent.server.serving import (
     Front,
@@ -65,31 +66,66 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def serve(serving: Serving, ready: Ready | None = None) -> Fenced | None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered there, and whether this server
     stands by. Answers what ended it, if that was another owner."""
+    stop = asyncio.Event()
+    with _signals(stop):
+        return await _take_turns(serving, stop, ready)
+
+
+@asynccontextmanager
+async def listening(serving: Serving) -> AsyncIterator[tuple[str, asyncio.Task[Fenced | None]]]:
+    """A server until the end of the block: its address, where requests are answered now, and the task that ends if it
+    cannot go on."""
+    stop = asyncio.Event()
+    is_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def ready(address: str, _: bool) -> None:
+        if not is_up.done():
+            is_up.set_result(address)
+
+    running = asyncio.create_task(_take_turns(serving, stop, ready))
+    try:
+        either: set[asyncio.Future[Any]] = {running, is_up}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not is_up.done():
+            running.result()  # why it could not begin
+        yield await is_up, running
+    finally:
+        stop.set()
+        await running
+
+
+async def _take_turns(serving: Serving, stop: asyncio.Event, ready: Ready | None) -> Fenced | None:
     serving.check()
-    listener = listen(serving.host, serving.port)
-    with contextlib.closing(listener):
-        address = address_of(serving, listener)
-        stop = asyncio.Event()
-        with _signals(stop):
-            return await Turns(serving, listener, stop, lambda standby: ready and ready(address, standby)).run(address)
+    with contextlib.ExitStack() as sockets:
+        ports = [serving.port] if serving.sqs_port is None else [serving.port, serving.sqs_port]
+        listeners = [sockets.enter_context(contextlib.closing(listen(serving.host, port))) for port in ports]
+        address = address_of(serving, listeners[0])
+        turns = Turns(serving, listeners, stop, lambda stands_by: ready and ready(address, stands_by))
+        return await turns.run(address)
 
 
 class Turns:
     """One server's turns: it stands by, owns the store, and stands by again; or owns it until it stops."""
 
     def __init__(
-        self, serving: Serving, listener: socket.socket, stop: asyncio.Event, ready: Callable[[bool], object]
+        self,
+        serving: Serving,
+        listeners: Sequence[socket.socket],
+        stop: asyncio.Event,
+        ready: Callable[[bool], object],
     ) -> None:
         self._serving = serving
         self._stop = stop
         self._ready = ready
         self._claim = StoreClaim(serving.url, serving.lease_length_s, serves=True) if serving.claims else None
         self._part = StandbyPart(serving.url)
-        self._standby = ServerApplication([self._part], keys=serving.keys, public=PUBLIC, hosts=hosts_of(serving))
+        self._standby = ServerApplication(
+            [self._part], keys=serving.keys, public=PUBLIC, probes=PROBES, hosts=hosts_of(serving)
+        )
         self._front = Front(self._standby)
         self._is_up = asyncio.Event()
         self._server = HttpServer(server_config(self._front, serving), Door(connections_max()), self._is_up.set)
-        self._listener = listener
+        self._listeners = list(listeners)
         self._running: asyncio.Task[None] | None = None
         self._replaced = asyncio.Event()
         self._force = serving.force
@@ -167,7 +203,7 @@ class Turns:
 
     async def _listen(self) -> None:
         if self._running is None:
-            self._running = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+            self._running = asyncio.create_task(self._server.serve(sockets=self._listeners))
             await self._is_up.wait()
 
     async def _end(self) -> None:

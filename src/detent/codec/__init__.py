@@ -29,6 +29,7 @@ Others:
 
     ledger.py      ledger rows and pins
     shard.py       consumers and their shards
+    schedule.py    schedules
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from detent.codec.keys import (
     SUBSYSTEM_LEDGER,
     SUBSYSTEM_LOG,
     SUBSYSTEM_QUEUE,
+    SUBSYSTEM_SCHEDULE,
     SUBSYSTEM_SHARD,
     SUBSYSTEMS,
     KeyReader,
@@ -80,6 +82,7 @@ __all__ = [
     "SUBSYSTEM_LEDGER",
     "SUBSYSTEM_LOG",
     "SUBSYSTEM_QUEUE",
+    "SUBSYSTEM_SCHEDULE",
     "SUBSYSTEM_SHARD",
     "U8_MAX",
     "U16_MAX",

@@ -18,6 +18,7 @@ The nouns, each with what it alone has:
     queue_readers.py   `detent queue`: readers
     message.py         `detent message`
     ledger.py          `detent ledger`
+    schedule.py        `detent schedule`
     consumer.py        `detent consumer`
     bus.py             `detent bus`
     graph.py           `detent graph`
@@ -75,6 +76,7 @@ from detent.cli.message import message
 from detent.cli.quarantine import quarantine
 from detent.cli.queue_readers import queue
 from detent.cli.run import run as run_command
+from detent.cli.schedule import schedule
 from detent.cli.serve import serve
 from detent.cli.spark import spark
 from detent.cli.store import store
@@ -153,6 +155,7 @@ cli.add_command(message)
 cli.add_command(quarantine)
 cli.add_command(queue)
 cli.add_command(run_command)
+cli.add_command(schedule)
 cli.add_command(serve)
 cli.add_command(spark)
 cli.add_command(table)

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from detent import crash
 from detent.engine import Engine, Machine, OwnerTime, Request, Result, Ticket
-from detent.errors import Fenced, Invalid, Unavailable
+from detent.errors import DetentError, Fenced, Invalid, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.fragments import sweep
 from detent.journal.producers import Given, Producers
@@ -171,6 +171,7 @@ class LocalOwner:
     def close(self) -> None:
         """Stop serving, finish what is under way, give the lock back."""
         self._housekeeper.stop()
+        self._fire_last()
         for app in self._apps:
             app.end_waits()
         if self._server is not None:
@@ -178,6 +179,15 @@ class LocalOwner:
         self.engine.close()
         if self._lock is not None:
             self._lock.release()
+
+
+    def _fire_last(self) -> None:
+        """Publish what a caller has asked for by hand just now: there may be no other owner for long."""
+        try:
+            if self.schedules.is_due(self.engine.now_ms()):
+                Firing(self.engine).run()
+        except DetentError as error:  # it stays due, for the next owner
+            logger.info("the store closes with schedules that are due: %s", error)
 
 
 class Housekeeper(Task):

@@ -19,7 +19,7 @@ from httpserver import HttpServer, serve
 EXAMPLES = 15
 """Requests of each kind for each operation: enough to meet every field, few enough to end soon."""
 
-NAMES = {"queue": "name", "journal": "name", "message": 0}
+NAMES = {"queue": "name", "journal": "name", "schedule": "name", "message": 0}
 ASKED = [route for route in ROUTES if "{" in route.path or route.body is not None or route.query is not None]
 """Routes that can be asked in more than one way."""
 

@@ -126,7 +126,9 @@ def test_refuses_what_never_ticks(cron: str, says: str) -> None:
         cron_timing(cron, "UTC")
 
 
-@pytest.mark.parametrize("tz", ["", "Europe", "Mars/Olympus", "../etc/passwd", "/etc/localtime", "Europe/Paris\0", "x" * 64])
+@pytest.mark.parametrize(
+    "tz", ["", "Europe", "Mars/Olympus", "../etc/passwd", "/etc/localtime", "Europe/Paris\0", "x" * 64]
+)
 def test_refuses_what_is_not_a_zone(tz: str) -> None:
     with pytest.raises(Invalid, match="no time zone"):
         cron_timing("0 6 * * *", tz)

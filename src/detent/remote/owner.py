@@ -180,7 +180,6 @@ class LocalOwner:
         if self._lock is not None:
             self._lock.release()
 
-
     def _fire_last(self) -> None:
         """Publish what a caller has asked for by hand just now: there may be no other owner for long."""
         try:

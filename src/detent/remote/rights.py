@@ -160,6 +160,11 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     shards.ResetShards: _consumer_admin,
     shards.DeleteConsumer: _consumer_admin,
     shards.DescribeConsumers: Need("read", "consumer", "name"),
+    schedules.PutSchedule: Need("admin", "schedule", "name"),
+    schedules.PauseSchedule: Need("admin", "schedule", "name"),
+    schedules.DeleteSchedule: Need("admin", "schedule", "name"),
+    schedules.AskSchedule: Need("publish", "schedule", "name"),
+    schedules.DescribeSchedules: Need("read", "schedule", "name"),
 }
 
 

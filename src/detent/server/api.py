@@ -18,7 +18,7 @@ from detent.durations import Duration, milliseconds
 from detent.errors import DetentError, Invalid, NotFound
 from detent.names import check_name
 from detent.remote.wire import PROBLEM_TYPE, Problem
-from detent.server import api_journals, api_queues, api_transaction, jsonbody, openapi, tracing
+from detent.server import api_journals, api_queues, api_schedules, api_transaction, jsonbody, openapi, tracing
 from detent.server.access import Caller
 from detent.server.app import refusal
 from detent.server.arrow import STREAM_BYTES_MAX
@@ -54,6 +54,7 @@ ROUTES: Final = (
     *api_queues.ROUTES,
     *api_journals.ROUTES,
     *api_transaction.ROUTES,
+    *api_schedules.ROUTES,
     Route("GET", DOCUMENT_PATH, show_document, "The API, in OpenAPI 3.1", None, dict[str, Any], errors=()),
 )
 """All that can be asked."""
@@ -93,7 +94,7 @@ class Api:
         self._service.closing.set()
 
     def owns(self, request: HttpRequest) -> bool:
-        """Whether this is below /v1/queues, journals, messages or transaction; or the document."""
+        """Whether this is below /v1/queues, journals, messages, transaction or schedules; or the document."""
         parts = request.raw_path.split(b"/", 3)
         if len(parts) > 2:
             return parts[0] == b"" and parts[1] == b"v1" and parts[2] in _OWNED

@@ -155,6 +155,10 @@ Need = Right | Literal["any"] | None
 None is for routes that look for themselves, with the body or the list before them."""
 
 
+_NAMED_KINDS: Final[tuple[Kind, ...]] = ("queue", "journal", "schedule")
+"""What a name in a path may be of."""
+
+
 @dataclass(frozen=True)
 class Route:
     """One line of the API's table. The rest of what is known of it is its handler's docstring."""
@@ -178,7 +182,7 @@ class Route:
     @cached_property
     def kind(self) -> Kind | None:
         """What the name in the path is of."""
-        return "queue" if "{queue}" in self.path else "journal" if "{journal}" in self.path else None
+        return next((kind for kind in _NAMED_KINDS if f"{{{kind}}}" in self.path), None)
 
     @cached_property
     def takes_key(self) -> bool:
@@ -204,7 +208,7 @@ class Route:
 
 
 def may_see(caller: Caller, kind: Kind, name: str) -> bool:
-    """Whether a caller has anything to do with a queue or journal."""
+    """Whether a caller has anything to do with a queue, journal or schedule."""
     return any(caller.may(right, kind, name) for right in RIGHTS)
 
 

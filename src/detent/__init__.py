@@ -54,6 +54,7 @@ What several layers share:
     extras.py       the command that installs a missing extra beside this Detent
     forks.py        tells a forked child from its parent
     scraped.py      metrics of a process without a server
+    spans.py        spans for OpenTelemetry, from a publish to its effect
     __main__.py     `python -m detent`
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +17,8 @@ from detent.server.keys import Unauthenticated
 from detent.server.route import Route
 from httpserver import HttpServer, serve
 
-EXAMPLES = 15
-"""Requests of each kind for each operation: enough to meet every field, few enough to end soon."""
+EXAMPLES = 100 if os.environ.get("DETENT_SOAK") else 8
+"""Requests of each kind for each operation, of which the first ones have every field."""
 
 NAMES = {"queue": "name", "journal": "name", "schedule": "name", "message": 0}
 ASKED = [route for route in ROUTES if "{" in route.path or route.body is not None or route.query is not None]

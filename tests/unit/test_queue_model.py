@@ -33,7 +33,7 @@ from queuemodel import AVAILABLE, FAILED, Model
 from world import World
 
 SETTINGS = settings(
-    max_examples=3_000 if os.environ.get("DETENT_SOAK") else 150,
+    max_examples=3_000 if os.environ.get("DETENT_SOAK") else 60,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -56,10 +56,13 @@ def serve(
     \b
     Try it:
       detent serve file:./data
+      curl http://127.0.0.1:7410/healthz
       detent queue create http://127.0.0.1:7410 mails
       curl http://127.0.0.1:7410/v1/queues/mails/messages \\
           -d '{"body": "hello"}'
       AWS_ENDPOINT_URL_SQS=http://127.0.0.1:7410 aws sqs list-queues
+
+    http://127.0.0.1:7410/console shows what is in the store to a browser.
 
     On an address that other machines can reach it wants keys: `detent token create` makes one.
     """

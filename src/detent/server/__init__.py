@@ -19,6 +19,7 @@ The parts:
     metrics_state.py    what the store holds, for Prometheus
     tracing.py          spans for OpenTelemetry
     sqs/                the SQS endpoint, a package of its own
+    console/            pages for browsers, a package of its own
 
 The JSON API:
 

@@ -129,6 +129,33 @@ class Api:
         done = await handler(ApiCall(self._service, route, request, caller, name, body, query))
         return done if isinstance(done, Response) else Response(_encode(done), status=route.status)
 
+    async def ask(
+        self,
+        request: HttpRequest,
+        caller: Caller,
+        method: str,
+        path: str,
+        name: str = "",
+        *,
+        query: dict[str, str],
+        body: Any = None,
+    ) -> Any:
+        """Have a route answer a part of this server, as a caller would be: with its rights and limits. The answer is
+        what the route's answer is made of, or None."""
+        route = _TABLE[_key(path)][method]
+        if route.kind is not None:
+            check_name(name, route.kind)
+        request.operation, request.destination = route.handler.__name__, name
+        route.authorize(caller, name)
+        asked = None if route.query is None else jsonbody.convert_query(query, route.query)
+        given = None if route.body is None else jsonbody.decode(_encode(body), route.decoder)
+        done = await route.handler(ApiCall(self._service, route, request, caller, name, given, asked))
+        if not isinstance(done, Response):
+            return done
+        if route.answer is None or not isinstance(done.body, bytes):
+            return None
+        return msgspec.json.decode(done.body, type=route.answer)
+
     def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         """An error as its name and what it says."""
         tracing.note(request, tracing.ERROR_TYPE, type(error).__name__)

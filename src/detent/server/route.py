@@ -13,7 +13,7 @@ import msgspec
 from detent.durations import milliseconds
 from detent.errors import Denied, Invalid, LimitExceeded
 from detent.server import tracing
-from detent.server.access import RIGHTS, Caller, Kind, Right
+from detent.server.access import EVERYTHING, RIGHTS, Caller, Kind, Right
 from detent.server.http import HttpRequest, Response
 from detent.server.limits import ClaimSizes
 from detent.server.models import AnswerModel
@@ -210,6 +210,12 @@ class Route:
 def may_see(caller: Caller, kind: Kind, name: str) -> bool:
     """Whether a caller has anything to do with a queue, journal or schedule."""
     return any(caller.may(right, kind, name) for right in RIGHTS)
+
+
+def patterns_of(caller: Caller, kind: Kind) -> list[str]:
+    """The patterns of the names with which a caller has anything to do, as `may_see` tells."""
+    found = {grant.pattern for grant in caller.grants if grant.kind in {kind, EVERYTHING}}
+    return [EVERYTHING] if EVERYTHING in found else sorted(found)
 
 
 def may_everywhere(caller: Caller, right: Right) -> bool:

@@ -29,6 +29,8 @@ from detent.remote import LocalOwner
 from detent.remote.dispatch import caller_on
 from detent.server.api import Api
 from detent.server.app import Part, ServerApplication
+from detent.server.console import ConsolePart
+from detent.server.console.entrance import Entrance
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
 from detent.server.metrics_state import QUEUES_SHOWN
@@ -182,9 +184,12 @@ async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication
         hosts = own_hosts(serving.host) if serving.keys is None and is_loopback(serving.host) else None
         metrics = Metrics(owner.engine.time)
         owner.engine.observer = metrics
+        api = Api(store, stale=metrics.stale_receipt)
+        entrance = Entrance(keys=serving.keys, hosts=hosts, secure=serving.certificate is not None)
         parts: list[Part] = [
             Operators(store, metrics, owner.engine, serving.metrics_queues),
-            Api(store, stale=metrics.stale_receipt),
+            ConsolePart(store, api, entrance, place=serving.url),
+            api,
             NativePart(store),
             SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
         ]

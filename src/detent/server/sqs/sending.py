@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hashlib import md5, sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from detent import spans
 from detent.errors import DetentError, Invalid
 from detent.queue import calls
 from detent.queue import operations as ops
@@ -113,7 +114,7 @@ def _operation(view: SettingsView, letters: list[SentMessage]) -> ops.Publish:
     keys = [letter.dedup_key for letter in letters]
     return ops.Publish(
         bodies=[letter.content for letter in letters],
-        headers=[letter.headers for letter in letters],
+        headers=[dict(spans.with_trace(letter.headers) or {}) for letter in letters],
         delay_ms=letters[0].delay_ms,
         retention_s=view.retention_s,
         dedup_keys=None if all(key is None for key in keys) else keys,

@@ -46,7 +46,7 @@ def schedule() -> None:
     \b
     Example:
       export DETENT_URL=http://localhost:8080
-      detent schedule create report --cron "0 6 * * *" --tz Europe/Paris --queue reports --body daily
+      detent schedule create report --cron "0 6 * * *" --queue reports
       detent schedule create beat --every 30s --journal beats
       detent schedule ls
     """
@@ -127,8 +127,8 @@ def create(url: str, name: str, force: bool, as_json: bool, **given: Any) -> Non
 
     \b
     Example:
-      detent schedule create file:./data report --cron "0 6 * * *" --tz Europe/Paris --queue reports
-      detent schedule create file:./data sweep --every 15m --queue jobs --body sweep --missed none
+      detent schedule create file:./data report --cron "0 6 * * *" --queue reports
+      detent schedule create file:./data beat --every 30s --journal beats
     """
     settings = _settings(given)
     with open_for_writing(url, force=force, create=True) as store:

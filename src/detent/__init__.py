@@ -25,6 +25,7 @@ The layers inside, from the top down; each package's docstring says which file d
     store.py        `detent.open(url)`: `Store` and `AsyncStore`
     transaction.py  `store.transaction()`
     verify.py       `store verify`
+    backup/         `store backup` and `restore`
     remote/         how a process reaches the owner of a store, or becomes it
     schedule/       the state machine of schedules, and what publishes their ticks
     journal/        the state machine of journals
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
         OtherInput,
         OutcomeUnknown,
         ProducerTaken,
+        Restored,
         RollBackHeld,
         SessionExpired,
         ShardsLost,
@@ -159,6 +161,7 @@ _HOMES = {
         "OtherInput",
         "OutcomeUnknown",
         "ProducerTaken",
+        "Restored",
         "RollBackHeld",
         "SessionExpired",
         "ShardsLost",
@@ -278,6 +281,7 @@ __all__ = [
     "QueuedMessage",
     "ReaderInfo",
     "Receipt",
+    "Restored",
     "RollBackHeld",
     "SessionExpired",
     "ShardInfo",

@@ -12,6 +12,7 @@ Everything that runs:
 The nouns, each with what it alone has:
 
     store.py           `detent store`
+    store_backup.py    `detent store`: backup, restore, compact
     journal.py         `detent journal`
     queue.py           `detent queue`: create, change, show
     queue_messages.py  `detent queue`: publish, claim, settle, failed messages
@@ -79,7 +80,7 @@ from detent.cli.run import run as run_command
 from detent.cli.schedule import schedule
 from detent.cli.serve import serve
 from detent.cli.spark import spark
-from detent.cli.store import store
+from detent.cli.store_backup import store
 from detent.cli.table import table
 from detent.cli.tasks import COMMANDS as TASK_COMMANDS
 from detent.cli.token import token

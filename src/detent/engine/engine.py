@@ -121,8 +121,10 @@ class Engine:
 
     def require_given(self, session: bytes, holder: str) -> None:
         """`SessionExpired` unless an owner of this store gave this session to this holder: strangers make up names.
-        One of the wrong length is refused, as what it is, with the request."""
+        `Restored` if that was before the store was restored from a backup. One of the wrong length is refused, as what
+        it is, with the request."""
         if len(session) == SESSION_BYTES and not self._sessions.was_given(session, holder):
+            self._sessions.refuse_restored(session, holder)
             raise SessionExpired("this session was not given to this client; open a new one")
 
     def digest(self, purpose: bytes, content: bytes) -> bytes:

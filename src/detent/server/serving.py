@@ -84,6 +84,9 @@ class Serving:
     metrics_queues: int = QUEUES_SHOWN
     """How many queues a page of metrics has."""
 
+    sqs_port: int | None = None
+    """A second port, for SQS clients that are set up for one of their own. Both answer the same."""
+
     def check(self) -> None:
         """Refuse what would let strangers in, and what cannot work."""
         if self.keys is None and not self.open_to_all and not is_loopback(self.host):
@@ -220,21 +223,38 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def serve(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered there."""
+    stop = asyncio.Event()
+    with _signals(stop):
+        async with listening(serving) as (address, running):
+            if ready is not None:
+                ready(address)
+            ended = asyncio.create_task(stop.wait())
+            await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+
+
+@asynccontextmanager
+async def listening(serving: Serving) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """A server until the end of the block: its address, where requests are answered now, and the task that ends if it
+    cannot go on."""
     serving.check()
-    listener = listen(serving.host, serving.port)
-    with contextlib.closing(listener):
-        address = address_of(serving, listener)
+    with contextlib.ExitStack() as sockets:
+        ports = [serving.port] if serving.sqs_port is None else [serving.port, serving.sqs_port]
+        listeners = [sockets.enter_context(contextlib.closing(listen(serving.host, port))) for port in ports]
         async with application(serving) as (app, parts):
-            server = _Server(_config(app, serving), Door(connections_max()), lambda: ready and ready(address))
-            stop = asyncio.Event()
-            with _signals(stop):
-                running = asyncio.create_task(server.serve(sockets=[listener]))
-                ended = asyncio.create_task(stop.wait())
-                await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+            started = asyncio.Event()
+            server = _Server(_config(app, serving), Door(connections_max()), started.set)
+            running = asyncio.create_task(server.serve(sockets=listeners))
+            starting = asyncio.create_task(started.wait())
+            try:
+                await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
+                if not running.done():
+                    yield address_of(serving, listeners[0]), running
+            finally:
+                starting.cancel()
                 for part in parts:
                     await part.close()
                 server.should_exit = True
-                ended.cancel()
                 await running
 
 

@@ -29,6 +29,7 @@ The nouns, each with what it alone has:
     table.py           `detent table`: Delta and Iceberg tables
     spark.py           `detent spark`: what a Spark needs that Detent does not start
     serve.py           `detent serve`
+    console.py         `detent console`
     token.py           `detent token`
     doctor.py          `detent doctor`
     demo.py            `detent demo`
@@ -66,6 +67,7 @@ from detent.cli._output import line_text
 from detent.cli.aliases import consume
 from detent.cli.bridge import bridge
 from detent.cli.bus import bus
+from detent.cli.console import console
 from detent.cli.consumer import consumer
 from detent.cli.demo import demo
 from detent.cli.doctor import doctor
@@ -144,6 +146,7 @@ def cli() -> None:
 
 cli.add_command(bridge)
 cli.add_command(bus)
+cli.add_command(console)
 cli.add_command(consume)
 cli.add_command(consumer)
 cli.add_command(demo)

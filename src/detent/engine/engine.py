@@ -111,6 +111,11 @@ class Engine:
         """The epoch of the writer below."""
         return self._writer.epoch
 
+    @property
+    def restored_ms(self) -> int:
+        """When the store was restored from a backup; 0 if it never was."""
+        return self._sessions.restored_ms
+
     def now_ms(self) -> int:
         """The owner's time: see :mod:`detent.engine.ownertime`."""
         return self.time.now_ms()

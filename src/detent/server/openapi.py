@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from detent.names import NAME_MAX, NAME_PATTERN
+from detent.names import NAME_MAX, NAME_PATTERN, TEXT_NAME_BYTES_MAX
 from detent.remote.wire import PROBLEM_TYPE, Problem
 from detent.schedule.operations import NAME_MAX as SCHEDULE_NAME_MAX
 from detent.server.http import JSON
@@ -46,6 +46,7 @@ _PARAMETERS: Final = {
     "queue": ("The queue's name.", _NAME_SCHEMA),
     "journal": ("The journal's name.", _NAME_SCHEMA),
     "schedule": ("The schedule's name.", {**_NAME_SCHEMA, "maxLength": SCHEDULE_NAME_MAX}),
+    "consumer": ("The consumer's name.", {"type": "string", "minLength": 1, "maxLength": TEXT_NAME_BYTES_MAX}),
     "message": ("The message's number.", {"type": "integer", "minimum": 0, "maximum": NUMBER_MAX}),
 }
 _KEY_PARAMETER: Final = {

@@ -128,8 +128,9 @@ class Outward:
         if now is None or (now.number, now.created_ms) != (found.number, found.created_ms):
             raise Conflict(
                 f"the journal {self._bridge.journal!r} is not the one of which messages up to {found.next} are in the "
-                f"topic {found.topic!r}: it was deleted and made anew, or the bridge has another journal now. Give the "
-                "bridge another name, or reset it to write the new journal from its beginning"
+                f"topic {found.topic!r}: it was deleted and made anew, its store was restored from a backup, or the "
+                "bridge has another journal now. Give the bridge another name, or reset it to write the journal that "
+                "is there"
             )
         if found.next > now.next_offset:
             raise Conflict(

@@ -11,6 +11,8 @@ For all back ends:
     wholefiles.py      files of tables, in a folder or a bucket: whole or not there
     stored.py          a record as it is stored: its value and a checksum
     upgrade.py         brings a store of an earlier release to this release's format
+    restoring.py       a store that is made from a backup, which opens for nothing else until it is whole
+    compact.py         gives back the room that deleted records have left
 
 `file:`, in the order of a commit:
 

@@ -30,7 +30,15 @@ from detent.kv.metapages import check_meta_pages
 from detent.kv.overlay import Layer
 from detent.kv.pages import pages_for
 from detent.kv.room import RESERVE, DiskRoom
-from detent.kv.stored import CHECKSUM_BYTES, FORMAT_VERSION, UPGRADING, from_stored, needs_upgrade, to_stored
+from detent.kv.stored import (
+    CHECKSUM_BYTES,
+    FORMAT_VERSION,
+    NOT_RESTORED,
+    UPGRADING,
+    from_stored,
+    needs_upgrade,
+    to_stored,
+)
 
 MAP_BYTES_FIRST = 4 << 30
 """Address space of a new map. It is not disk space; it doubles whenever it is full."""
@@ -55,6 +63,9 @@ SNAPSHOT_TRIES: Final = 1000
 
 T = TypeVar("T")
 logger = logging.getLogger("detent.kv")
+
+RESTORE_MARK: Final = "restoring"
+"""A file that stands in a store's folder from before the first record of a restore until after the last one."""
 
 STATE_KEY: Final = RESERVED_PREFIX + b"epoch"
 UPGRADABLE: Final = 2
@@ -478,9 +489,12 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def acquire(path: Path, *, create: bool) -> Environment:
-    """The environment of a store's file, opened at the first use in this process."""
+def acquire(path: Path, *, create: bool, restoring: bool = False) -> Environment:
+    """The environment of a store's file, opened at the first use in this process. Only a restore opens a store that is
+    not whole yet."""
     try:
+        if not restoring and (path / RESTORE_MARK).exists():
+            raise Unavailable(NOT_RESTORED)
         return _acquire(path, create)
     except OSError as error:
         raise Unavailable(f"the store at {path} may not be opened: {error}") from error

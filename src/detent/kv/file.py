@@ -179,9 +179,9 @@ class FileReader:
 
     view_bytes = 1 << 20
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
+    def __init__(self, path: Path, *, create: bool = False, restoring: bool = False) -> None:
         self._pid = os.getpid()
-        self._environment: Environment | None = acquire(path, create=create)
+        self._environment: Environment | None = acquire(path, create=create, restoring=restoring)
         self.objects: Objects = LocalObjects(path / "objects", like=path / "data.mdb")
         try:
             self._environment.state()  # refuses a store of another version
@@ -215,8 +215,8 @@ class FileWriter(FileReader):
     """The writer. A successor raises the epoch, and the fence of this one's log, before it reads that log to its end;
     so what this one answers is read, and what is not read it does not answer."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, create=True)
+    def __init__(self, path: Path, *, restoring: bool = False) -> None:
+        super().__init__(path, create=True, restoring=restoring)
         self._lock = threading.Lock()
         self._room = self._live().room
         self._log: CommitLog | None = None

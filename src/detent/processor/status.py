@@ -187,7 +187,8 @@ def _input(graph: OpenGraph, name: str, position: int, known: JournalId | None) 
     if store is None:
         return InputStatus(journal=name, position=position, lag=0)
     found = store.reader.whereabouts(where.journal)
-    gone = "" if not is_other(found, known) else "deleted" if found is None else "recreated"
+    is_gone = is_other(store.reader, where.journal, found, known, position)
+    gone = "" if not is_gone else "deleted" if found is None else "recreated"
     if found is None:
         return InputStatus(journal=name, position=position, lag=0, gone=gone)
     start = found.first_offset if gone else position

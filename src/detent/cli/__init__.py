@@ -19,6 +19,7 @@ The nouns, each with what it alone has:
     queue_readers.py   `detent queue`: readers
     message.py         `detent message`
     ledger.py          `detent ledger`
+    schedule.py        `detent schedule`
     consumer.py        `detent consumer`
     bus.py             `detent bus`
     graph.py           `detent graph`
@@ -28,6 +29,7 @@ The nouns, each with what it alone has:
     table.py           `detent table`: Delta and Iceberg tables
     spark.py           `detent spark`: what a Spark needs that Detent does not start
     serve.py           `detent serve`
+    console.py         `detent console`
     token.py           `detent token`
     doctor.py          `detent doctor`
     demo.py            `detent demo`
@@ -65,6 +67,7 @@ from detent.cli._output import line_text
 from detent.cli.aliases import consume
 from detent.cli.bridge import bridge
 from detent.cli.bus import bus
+from detent.cli.console import console
 from detent.cli.consumer import consumer
 from detent.cli.demo import demo
 from detent.cli.doctor import doctor
@@ -76,6 +79,7 @@ from detent.cli.message import message
 from detent.cli.quarantine import quarantine
 from detent.cli.queue_readers import queue
 from detent.cli.run import run as run_command
+from detent.cli.schedule import schedule
 from detent.cli.serve import serve
 from detent.cli.spark import spark
 from detent.cli.store_backup import store
@@ -142,6 +146,7 @@ def cli() -> None:
 
 cli.add_command(bridge)
 cli.add_command(bus)
+cli.add_command(console)
 cli.add_command(consume)
 cli.add_command(consumer)
 cli.add_command(demo)
@@ -154,6 +159,7 @@ cli.add_command(message)
 cli.add_command(quarantine)
 cli.add_command(queue)
 cli.add_command(run_command)
+cli.add_command(schedule)
 cli.add_command(serve)
 cli.add_command(spark)
 cli.add_command(table)

@@ -24,7 +24,7 @@ import uvicorn
 
 from detent.errors import Invalid, Unavailable
 from detent.kv import parse_url
-from detent.remote import LocalOwner, StoreClaim
+from detent.remote import LocalOwner, Role, StoreClaim
 from detent.remote.dispatch import caller_on
 from detent.remote.storelease import LEASE_S, LEASE_S_MAX, LEASE_S_MIN, STANDBY_LEASE_S
 from detent.server.api import Api
@@ -36,11 +36,12 @@ from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
 from detent.server.metrics_state import QUEUES_SHOWN
 from detent.server.native import NativePart
-from detent.server.operators import PROBES, PUBLIC, Operators
+from detent.server.operators import PROBES, PUBLIC, Committing, Operators
 from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Door, HttpConnection
+from detent.server.series import Series
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
-from detent.store import AsyncStore, open_to_serve
+from detent.store import AsyncStore, open_async, open_to_serve
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 7410
@@ -64,6 +65,9 @@ TICK_S: Final = 0.1
 """How often uvicorn's server calls `on_tick`."""
 
 HOSTS_REMEMBERED: Final = 100
+
+TROUBLE_S: Final = 5.0
+"""How long commits fail before the console says so on every page."""
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^:\[\]]{1,255})(:\d{1,5})?")
 
@@ -220,11 +224,12 @@ async def application(
             owner.engine.lead_on(caller_on(asyncio.get_running_loop()))
         metrics = Metrics(owner.engine.time)
         owner.engine.observer = metrics
-        api = Api(store, stale=metrics.stale_receipt)
+        series = Series(store, metrics.commits)
+        api = Api(store, stale=metrics.stale_receipt, series=series)
         entrance = Entrance(keys=serving.keys, hosts=hosts_of(serving), secure=serving.certificate is not None)
         parts: list[Part] = [
             Operators(store, metrics, owner.engine, serving.metrics_queues),
-            ConsolePart(store, api, entrance, place=serving.url),
+            ConsolePart(store, api, entrance, place=serving.url, trouble=functools.partial(_trouble, owner.engine)),
             api,
             NativePart(store),
             SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
@@ -240,9 +245,28 @@ async def application(
             refusing=owner.refusal,
         )
         try:
-            yield Served(app, parts, owner)
+            async with series:
+                yield Served(app, parts, owner)
         finally:
             owner.engine.lead_on(None)  # what is left to commit must not wait for a loop that ends
+
+
+def _trouble(engine: Committing) -> str:
+    """Why the store takes no commits, once that has lasted for a moment."""
+    found = engine.trouble()
+    return found.reason if found is not None and (found.is_final or found.seconds > TROUBLE_S) else ""
+
+
+@asynccontextmanager
+async def console_application(serving: Serving, role: Role) -> AsyncIterator[tuple[ServerApplication, list[Part], str]]:
+    """The console alone, over a store that another process owns, and the path of the link that opens it."""
+    async with open_async(serving.url, role=role) as store, Series(store) as series:
+        await store.unmatched()  # an owner that does not answer is said before anything else
+        hosts = own_hosts(serving.host)
+        entrance = Entrance(hosts=hosts, by_link=True)
+        part = ConsolePart(store, Api(store, series=series), entrance, place=serving.url)
+        link = f"{entrance.path}/enter/{entrance.new_code()}"
+        yield ServerApplication([part], hosts=hosts), [part], link
 
 
 def _where(store: AsyncStore) -> str:
@@ -252,6 +276,27 @@ def _where(store: AsyncStore) -> str:
 
 def hosts_of(serving: Serving) -> Callable[[str], bool] | None:
     return own_hosts(serving.host) if serving.keys is None and is_loopback(serving.host) else None
+
+
+@asynccontextmanager
+async def answering(
+    app: ServerApplication, parts: list[Part], serving: Serving, listeners: list[socket.socket]
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Answer requests until the end of the block, and then those that are under way."""
+    started = asyncio.Event()
+    server = HttpServer(server_config(app, serving), Door(connections_max()), started.set)
+    running = asyncio.create_task(server.serve(sockets=listeners))
+    starting = asyncio.create_task(started.wait())
+    try:
+        await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            yield running
+    finally:
+        starting.cancel()
+        for part in parts:
+            await part.close()
+        server.should_exit = True
+        await running
 
 
 def connections_max() -> int:

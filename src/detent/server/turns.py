@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from detent.errors import DetentError, Fenced
-from detent.remote import LocalOwner, StoreClaim
+from detent.errors import DetentError, Fenced, Invalid
+from detent.remote import LocalOwner, Role, StoreClaim
 from detent.runtime.backoff import Backoff, Failures
 from detent.server.app import ServerApplication
 from detent.server.operators import PROBES, PUBLIC
@@ -27,9 +27,12 @@ from detent.server.serving import (
     HttpServer,
     Serving,
     address_of,
+    answering,
     application,
     connections_max,
+    console_application,
     hosts_of,
+    is_loopback,
     listen,
     server_config,
 )
@@ -66,9 +69,28 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def serve(serving: Serving, ready: Ready | None = None) -> Fenced | None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered there, and whether this server
     stands by. Answers what ended it, if that was another owner."""
-    stop = asyncio.Event()
-    with _signals(stop):
+    with _signals() as stop:
         return await _take_turns(serving, stop, ready)
+
+
+def run_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> None:
+    """Serve a console until SIGTERM or SIGINT; `ready` gets the link that opens it."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve_console(serving, role, ready))
+
+
+async def _serve_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> None:
+    if not is_loopback(serving.host):
+        raise Invalid(f"a console listens on this machine only, not on {serving.host}: use `detent serve` with keys")
+    with contextlib.closing(listen(serving.host, serving.port)) as listener, _signals() as stop:
+        async with (
+            console_application(serving, role) as (app, parts, link),
+            answering(app, parts, serving, [listener]) as running,
+        ):
+            ready(address_of(serving, listener) + link)
+            ended = asyncio.create_task(stop.wait())
+            await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
 
 
 @asynccontextmanager
@@ -234,9 +256,9 @@ def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> N
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """Have SIGTERM and SIGINT stop the server; a second one ends the process as it would any other."""
-    loop = asyncio.get_running_loop()
+def _signals() -> Iterator[asyncio.Event]:
+    """What SIGTERM and SIGINT set, to stop the server; a second one ends the process as it would any other."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def told(number: signal.Signals) -> None:
         logger.info("stopping", extra={"signal": number.name})
@@ -247,7 +269,7 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
     for number in numbers:
         loop.add_signal_handler(number, told, number)
     try:
-        yield
+        yield stop
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

@@ -29,6 +29,7 @@ The nouns, each with what it alone has:
     serve.py           `detent serve`
     token.py           `detent token`
     doctor.py          `detent doctor`
+    top.py             `detent top`: the screen and its keys
     demo.py            `detent demo`
     __main__.py        `python -m detent.cli`
 
@@ -40,6 +41,7 @@ What commands share:
     _settings.py       settings of queues and journals: options, and lines of `info`
     _logs.py           logs of long-running commands
     _views.py          the frame in which tasks are shown while they run
+    _samples.py        what moves in a store, and how fast, for `detent top`
     _messages.py       messages as text, in and out
     _publish.py        `queue publish` and `message publish`
 
@@ -81,6 +83,7 @@ from detent.cli.store import store
 from detent.cli.table import table
 from detent.cli.tasks import COMMANDS as TASK_COMMANDS
 from detent.cli.token import token
+from detent.cli.top import top
 from detent.errors import DetentError
 
 FAILED = 1
@@ -158,6 +161,7 @@ cli.add_command(spark)
 cli.add_command(table)
 cli.add_command(store)
 cli.add_command(token)
+cli.add_command(top)
 for command in TASK_COMMANDS:
     cli.add_command(command)
 

@@ -152,6 +152,28 @@ force_option = click.option(
 store_options = with_options([force_option, json_option])
 """Those of commands that go through the owner of a store."""
 
+
+def _choose_columns(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    from detent.cli._output import table_columns
+
+    if parameter.name == "wide":
+        table_columns().is_wide = value
+    elif value is not None:
+        names = tuple(name.strip().lower() for name in value.split(","))
+        if not all(names):
+            raise click.BadParameter("name columns, with commas between them, such as name,failed", context, parameter)
+        table_columns().named = names
+
+
+table_options = with_options(
+    [
+        click.option("--wide", is_flag=True, expose_value=False, callback=_choose_columns, help="Show all columns."),
+        click.option("--columns", metavar="NAME,...", expose_value=False, callback=_choose_columns,
+                     help="Show these columns, in this order."),
+    ]
+)  # fmt: skip
+"""Those of commands whose table leaves out columns where a terminal is narrow."""
+
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")

@@ -31,6 +31,7 @@ The nouns, each with what it alone has:
     doctor.py          `detent doctor`
     top.py             `detent top`: the screen and its keys
     demo.py            `detent demo`
+    completion.py      `detent completion`
     __main__.py        `python -m detent.cli`
 
 What commands share:
@@ -38,6 +39,7 @@ What commands share:
     _common.py         the store's URL, common options, opening a store
     _help.py           help texts: whole sentences, whatever the width
     _output.py         tables for people, JSON for programs
+    _complete.py       what a shell offers for stores and names
     _settings.py       settings of queues and journals: options, and lines of `info`
     _logs.py           logs of long-running commands
     _views.py          the frame in which tasks are shown while they run
@@ -66,6 +68,7 @@ from detent.cli._output import line_text
 from detent.cli.aliases import consume
 from detent.cli.bridge import bridge
 from detent.cli.bus import bus
+from detent.cli.completion import completion
 from detent.cli.consumer import consumer
 from detent.cli.demo import demo
 from detent.cli.doctor import doctor
@@ -145,6 +148,7 @@ def cli() -> None:
 cli.add_command(bridge)
 cli.add_command(bus)
 cli.add_command(consume)
+cli.add_command(completion)
 cli.add_command(consumer)
 cli.add_command(demo)
 cli.add_command(doctor)

@@ -42,7 +42,7 @@ _SECTIONS: Final = ("queue", "journal", "task")
 KEYS: Final = "q quit  s sort  / filter  p pause  j k scroll  1 2 3 all"
 
 
-@click.command()
+@click.command(short_help="Show what moves in a store, live.")
 @takes_store()
 @click.option("--interval", default=2.0, show_default=True, type=click.FloatRange(INTERVAL_MIN_S), metavar="SECONDS",
               help="How often to look.")  # fmt: skip

@@ -256,6 +256,7 @@ class Shard:
             offsets={**offsets, **{name: at for name, at in resets.items() if name not in raw}},
             raw={**positions, **{name: RawPosition(at, 0, []) for name, at in resets.items() if name in raw}},
             numbers={name: number for name, number in checkpoint.numbers.items() if name not in resets},
+            created={name: created for name, created in checkpoint.created.items() if name not in resets},
         )
 
     def _open_sources(self, checkpoint: Checkpoint) -> None:
@@ -399,6 +400,7 @@ class Shard:
             offsets={**known.offsets, **read.offsets()},
             raw={**known.raw, **read.raw()},
             numbers={**known.numbers, **read.numbers()},
+            created={**known.created, **read.created()},
             transaction=self._number,
         )
         self._committer.submit(Sealed(changes, self._read, read.progress(), read.numbers(), outbox, messages))

@@ -189,11 +189,11 @@ def unpacked(one: OpenSplit) -> Iterable[bytes]:
     opening = next((opener for ending, opener in _UNPACKED.items() if name.endswith(ending)), None)
     if opening is None:
         return one.pieces
-    packed = opening(io.BufferedReader(_Stream(one.pieces), PIECE_BYTES))
+    packed = opening(io.BufferedReader(_PieceFile(one.pieces), PIECE_BYTES))
     return iter(lambda: bytes(packed.read(PIECE_BYTES)), b"")
 
 
-class _Stream(io.RawIOBase):
+class _PieceFile(io.RawIOBase):
     """Pieces as a file that is read once."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:

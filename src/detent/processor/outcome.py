@@ -13,8 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from detent import spans
-from detent.codec.block import MESSAGE_BYTES_MAX, content_batch
-from detent.codec.one_header import header_column
+from detent.codec.block import MESSAGE_BYTES_MAX, content_batch, header_column
 from detent.engine import Operation
 from detent.errors import Invalid, LimitExceeded
 from detent.finite import encode_json

@@ -375,13 +375,22 @@ class Redriving(_Steps):
 class Purging(_Steps):
     """The steps of a purge: of what is there when it begins, not of what comes meanwhile."""
 
-    def __init__(self, queue: str, available: bool, failed: bool, messages: Iterable[int] | None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        available: bool,
+        failed: bool,
+        messages: Iterable[int] | None,
+        in_flight: bool,
+        keys: bool,
+    ) -> None:
         super().__init__(queue, messages)
-        self._available, self._failed = available, failed
+        self._kinds = (available, failed)
+        self._more = (in_flight, keys)
 
     def next_step(self) -> ops.Purge:
         """The operation of the next step."""
-        return ops.Purge(self._queue, self._available, self._failed, self._named(), self._from)
+        return ops.Purge(self._queue, *self._kinds, self._named(), self._from, *self._more)
 
 
 def peek(

@@ -345,10 +345,15 @@ class _QueueBase(Twin, Generic[Delivered]):
         available: bool = True,
         failed: bool = True,
         messages: Iterable[int] | None = None,
+        in_flight: bool = False,
+        keys: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Remove available and failed messages for good, or the failed ones that are named. What is in flight stays."""
-        return await self._move(calls.Purging(self.name, available, failed, messages), progress)
+        """Remove available and failed messages for good, or the failed ones that are named. How many there were.
+
+        What is in flight stays with its consumer, unless `in_flight` says that it goes too: the consumer's receipt is
+        stale then. With `keys` the queue forgets its dedup keys: what is published again is delivered again."""
+        return await self._move(calls.Purging(self.name, available, failed, messages, in_flight, keys), progress)
 
     @both
     async def readers(self) -> list[ReaderInfo]:

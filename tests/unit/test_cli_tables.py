@@ -38,6 +38,10 @@ TABLES: dict[str, tuple[str, list[str]]] = {
     "queue ls": ("name,available,delayed,in flight,failed,state", [NAME, *[MANY] * 4, "catching up"]),
     "queue readers": ("reader,done up to,assigned,since", [NAME, MANY, MANY, TIME]),
     "journal ls": ("name,messages,first,next,size,updated", [NAME, MANY, MANY, MANY, "1023.9 GiB", TIME]),
+    "schedule ls": (
+        "name,when,to,state,next,last",
+        [NAME, "0,30 6-18 * * mon-fri (America/Argentina/Buenos_Aires)", f"queue {NAME}", "running", TIME, TIME],
+    ),
     "ledger ls": ("name,batch,query,run,updated", [NAME, MANY, UUID, UUID, TIME]),
     "ledger pins": ("name,journals,offsets,created", [NAME, "17", f"{NAME}={MANY} a=1 b=2 and 14 more", TIME]),
     "graph show": (

@@ -19,6 +19,7 @@ The nouns, each with what it alone has:
     queue_readers.py   `detent queue`: readers
     message.py         `detent message`
     ledger.py          `detent ledger`
+    schedule.py        `detent schedule`
     consumer.py        `detent consumer`
     bus.py             `detent bus`
     graph.py           `detent graph`
@@ -83,6 +84,7 @@ from detent.cli.message import message
 from detent.cli.quarantine import quarantine
 from detent.cli.queue_readers import queue
 from detent.cli.run import run as run_command
+from detent.cli.schedule import schedule
 from detent.cli.serve import serve
 from detent.cli.spark import spark
 from detent.cli.store_backup import store
@@ -164,6 +166,7 @@ cli.add_command(message)
 cli.add_command(quarantine)
 cli.add_command(queue)
 cli.add_command(run_command)
+cli.add_command(schedule)
 cli.add_command(serve)
 cli.add_command(spark)
 cli.add_command(table)

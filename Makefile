@@ -32,7 +32,7 @@ demo: $(STAMP) ## run the main job on the embedded default
 test: $(STAMP) ## run every test layer
 	@# Tests start hundreds of processes, and where Python may not write what it compiles, each would compile all of it.
 	$(BIN)/python -m compileall -q src tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 sample: $(STAMP) ## one case of each test of the unit and contract layers, for another PYTHON
 	DETENT_ONE_CASE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract
@@ -57,7 +57,8 @@ soak: $(STAMP) ## the long runs: 100 rounds of kill -9 under load, deep property
 	DETENT_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600
 
 kafka: $(STAMP) ## bridges and a Kafka broker that are killed; needs Java, and Maven once
-	DETENT_KAFKA=1 $(BIN)/python -m pytest -n 1 --dist loadgroup tests/integration/test_kafka_bridge.py tests/acceptance/test_kafka_crashes.py
+	DETENT_KAFKA=1 $(BIN)/python -m pytest -n 1 --dist loadgroup tests/integration/test_kafka_bridge.py tests/acceptance/test_kafka_crashes.py \
+		tests/acceptance/test_kafka_spark.py
 
 fuzz: $(STAMP) ## a million damaged Arrow messages, and the long form of every other fuzz
 	DETENT_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 3600 \

@@ -75,8 +75,8 @@ def test_overview_says_what_failed_and_what_is_paused(world: World, browser: Bro
     filled(world, "mails")
     world.server.run(world.server.store.queue("mails").pause())
     page = browser.get()
-    assert "Failed messages orders 1 gave up" in page.words
-    assert "Paused mails 3 messages wait" in page.words
+    assert "Failed messages orders 1 message gave up" in page.words
+    assert "Paused mails 3 messages in it" in page.words
 
 
 def test_list_is_sorted_and_cut_by_the_store(world: World, browser: Browser) -> None:
@@ -368,3 +368,146 @@ def test_wrong_tokens_are_tried_five_times_a_minute(guarded: World) -> None:
     statuses = [browser.post("/login", {"token": "x.y", "next": ""}).status for _ in range(6)]
     assert statuses == [403] * 5 + [429]
     guarded.entrance._wrong.clear()
+
+
+# -- journals, and what runs ----------------------------------------------------------------------------------------
+
+
+def journal(world: World, name: str, count: int) -> None:
+    async def fill() -> None:
+        entries = [(b'{"visit": %d}' % at, b"user-%d" % at, {"tier": "gold"} if at % 2 else {}) for at in range(count)]
+        await world.server.store.journal(name).append_many(entries)
+
+    world.server.run(fill())
+
+
+def test_journal_shows_its_newest_messages_and_leads_to_older_ones(world: World, browser: Browser) -> None:
+    journal(world, "web", 120)
+    page = browser.get("/journals/web")
+    assert "From offset" in page.words
+    assert any(link.endswith("/journals/web/119") for link in page.links())
+    older = browser.get(next(link for link in page.links() if "from=20" in link))
+    assert any(link.endswith("/journals/web/20") for link in older.links())
+    entry = browser.get("/journals/web/7")
+    assert '"visit": 7' in entry.text("pre")
+    assert browser.get("/journals").words.count("web 120") == 1
+
+
+def test_search_in_a_journal_says_how_far_it_looked(world: World, browser: Browser) -> None:
+    journal(world, "searched", 120)
+    page = browser.get("/journals/searched?text=VISIT%22%3A+11&filter=headers.tier+%3D%3D+%22gold%22")
+    assert "6 found among the 120 messages from offset 0 on, up to the end of the journal" in page.words
+    page = browser.get("/journals/searched?text=nothing&from=100")
+    assert "0 found among the 20 messages from offset 100" in page.words
+    assert browser.get("/journals/searched?filter=%3D%3D").status == 200
+
+
+def test_journal_is_read_from_a_time_in_the_browsers_zone(world: World, browser: Browser) -> None:
+    journal(world, "timed", 3)
+    assert any(link.endswith("/timed/0") for link in browser.get("/journals/timed?at=2020-01-01").links())
+    assert "No message is there yet" in browser.get("/journals/timed?at=2999-01-01").words
+    assert "a time is written as" in browser.get("/journals/timed?at=yesterday").words
+
+
+def test_append_and_trim_by_their_forms(world: World, browser: Browser) -> None:
+    journal(world, "forms", 3)
+    done = browser.get("/journals/forms/append").send("Append to forms", body="new", key="k", headers="a: b")
+    assert "Appended at offset 3" in done.words
+    assert "now begins at offset 2" in browser.get("/journals/forms").send("Forget them for good", before="2").words
+
+
+def consumer(world: World, name: str, reads: str, error: str = "") -> None:
+    from detent.shard import operations as shards
+
+    async def make() -> None:
+        store = world.server.store
+        await store.commit([shards.RegisterConsumer(name, 1, [reads], "key")])
+        await store.commit([shards.Heartbeat(name, "m-1", 60_000)])
+        await store.commit([shards.LeaseShard(name, 0, "m-1", 60_000)])
+        status = "failed" if error else "running"
+        written = {f"{name}-out": 1}
+        await store.commit([shards.ReportShard(name, 0, 0, status, error, {reads: 1}, written)])
+
+    world.server.run(make())
+
+
+def test_running_shows_lag_and_errors_and_steers(world: World, browser: Browser) -> None:
+    journal(world, "steered", 5)
+    consumer(world, "totals", "steered")
+    page = browser.get("/running")
+    assert "totals consumer running 1 4 steered" in page.words
+    assert "totals consumer running 4" in browser.get("/journals/steered").words
+    paused = browser.get("/running/totals").send("Pause")
+    assert "rests once it has finished" in paused.words
+    assert world.server.run(world.server.store.consumer("totals").info()).paused
+    browser.get("/running/totals").send("Resume")
+    done = browser.get("/running/totals").send("Read again from there", journal="steered", offset="0")
+    assert "reads steered from offset 0 on" in done.words
+    assert world.server.run(world.server.store.consumer("totals").info()).shards[0].resets == {"steered": 0}
+
+
+def test_graph_is_drawn_with_its_state_and_has_the_same_facts_in_a_table(world: World, browser: Browser) -> None:
+    journal(world, "drawn", 5)
+    consumer(world, "graph/shop/check", "drawn", "ValueError: <b>no tier</b>")
+    assert "shop failed 1 4" in browser.get("/running").words
+    page = browser.get("/graphs/shop")
+    picture = page.all("svg")[0]
+    links = {link.attributes["href"] for link in picture.all("a")}
+    assert links >= {"/console/running/graph%2Fshop%2Fcheck", "/console/journals/drawn"}
+    assert "failed, 4 behind" in picture.text
+    assert "ValueError: <b>no tier</b>" in page.words
+    assert "Processor fails graph/shop/check" in browser.get().words
+    assert browser.get("/graphs/none").words.count("no processor of this graph") == 1
+
+
+def test_store_ledgers_and_keys_have_their_pages(world: World, browser: Browser, guarded: World) -> None:
+    assert "Epoch" in browser.get("/store").words
+    assert "No ledger" in browser.get("/ledgers").words
+    world.server.run(world.server.store.pin("stream", {"drawn": 1}))
+    assert "stream" in browser.get("/ledgers").words
+    admin = guarded.browser("admin:*:*", name="boss")
+    keys = admin.get("/keys")
+    assert "boss" in keys.words
+    assert not any(key.secret in keys.response.text for key in guarded.entrance.listed_keys())
+    assert guarded.browser("read:*:*").get("/keys").status == 403
+    assert guarded.browser("read:queue:orders*").get("/store").status == 403
+
+
+def test_curves_follow_the_counters_and_begin_with_a_gap(world: World, browser: Browser) -> None:
+    from detent.server.series import SPANS, Series
+
+    now = [1000.0]
+    series = Series(world.server.store, clock=lambda: now[0])
+    filled(world, "curved", 0)
+
+    async def publish(count: int) -> None:
+        await world.server.store.queue("curved").publish_many([b"x"] * count)
+        now[0] += 5
+        await series.look()
+
+    world.server.run(series.look())
+    for count in (10, 20, 30):
+        world.server.run(publish(count))
+    found = series.of("curved", "15m")
+    assert found is not None
+    assert found["published"][-2:] == [2.0, 4.0]
+    assert found["published"][0] is None
+    assert len(found["published"]) == SPANS["15m"].points
+    now[0] += 600
+    world.server.run(publish(1))
+    later = series.of("curved", "15m")
+    assert later is not None
+    assert later["published"][-100:-1] == [None] * 99
+    assert series.of("nothing", "15m") is None
+
+
+def test_store_that_takes_no_commits_is_said_first_on_every_page(world: World, browser: Browser) -> None:
+    from dataclasses import replace
+
+    part: Any = world.server.parts[0]
+    part._console = replace(part._console, trouble=lambda: "the disk is gone")
+    try:
+        for path in ("", "/queues", "/nothing"):
+            assert "takes no commits. the disk is gone" in browser.get(path).words
+    finally:
+        part._console = replace(part._console, trouble=str)

@@ -111,6 +111,11 @@ class Engine:
         """The epoch of the writer below."""
         return self._writer.epoch
 
+    @property
+    def restored_ms(self) -> int:
+        """When the store was restored from a backup; 0 if it never was."""
+        return self._sessions.restored_ms
+
     def now_ms(self) -> int:
         """The owner's time: see :mod:`detent.engine.ownertime`."""
         return self.time.now_ms()
@@ -184,6 +189,13 @@ class Engine:
         """
         if operations:
             self._post(_Posted(b"", POSTED, 0, operations, lost))
+
+    def act(self, operations: list[Operation]) -> list[Result]:
+        """Apply operations of this process's own as one transaction; their results, once they are durable. After
+        `Unavailable` they may have been applied, so it must do no harm to apply them again."""
+        ticket = Ticket(_Posted(b"", POSTED, 0, operations))
+        self._lead.commit(ticket)
+        return ticket.outcome()
 
     def _post(self, posted: _Posted) -> None:
         try:

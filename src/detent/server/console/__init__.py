@@ -20,7 +20,12 @@ The pages:
     overview.py      what needs attention, and totals
     queues.py        queues: the list, one queue, publish, pause, redrive, purge
     messages.py      one message, its download, and finding one by number
+    journals.py      journals: the list, one journal, its messages, searching, appending, trimming
+    running.py       consumers and graphs: state, lag, members; pause, resume, reset
+    storing.py       the store as a whole, ledgers and pins, keys
     preferences.py   time zone and colours of a browser
+    curves.py        the curves of a page, from the series that the server keeps
+    drawing.py       curves and graphs as SVG
 
 `templates/` has a template for each page, and `static/` what pages load; `static/vendored.json` names what others
 wrote.

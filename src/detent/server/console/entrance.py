@@ -24,7 +24,7 @@ from detent.errors import Denied
 from detent.server.access import UNCHECKED, UNKNOWN, Caller
 from detent.server.app import FOREIGN_SITES, is_foreign
 from detent.server.http import HttpRequest
-from detent.server.keys import KeyRing, Unauthenticated
+from detent.server.keys import Key, KeyRing, Unauthenticated
 
 IDLE_S: Final = 3600.0
 """A session that is not used for so long has ended."""
@@ -116,6 +116,10 @@ class Entrance:
     def takes_tokens(self) -> bool:
         """Whether a browser logs in with a key."""
         return self._keys is not None
+
+    def listed_keys(self) -> list[Key]:
+        """The keys of the server."""
+        return [] if self._keys is None else self._keys.listed()
 
     # -- who asks -----------------------------------------------------------------------------------------------
 

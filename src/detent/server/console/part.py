@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
@@ -11,7 +12,7 @@ from detent.errors import Denied, DetentError, Invalid, NotFound
 from detent.remote.wire import encode_problem
 from detent.server.access import Caller
 from detent.server.api import Api
-from detent.server.console import logging_in, messages, overview, preferences, queues
+from detent.server.console import journals, logging_in, messages, overview, preferences, queues, running, storing
 from detent.server.console.assets import send_asset
 from detent.server.console.entrance import Entrance, TooManyTries
 from detent.server.console.live import Bell
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 PATH: Final = "/console"
 
-PAGES: Final = (*overview.PAGES, *queues.PAGES, *messages.PAGES, *preferences.PAGES)
+PAGES: Final = (
+    *overview.PAGES, *queues.PAGES, *messages.PAGES, *journals.PAGES, *running.PAGES, *storing.PAGES,
+    *preferences.PAGES,
+)  # fmt: skip
 
 _TABLE: Final = {tuple(page.path.strip("/").split("/")): page for page in PAGES}
 
@@ -36,8 +40,16 @@ class ConsolePart:
 
     name = "console"
 
-    def __init__(self, store: AsyncStore, api: Api, entrance: Entrance, *, place: str) -> None:
-        self._console = Console(api, store, entrance, Links(entrance.path), place)
+    def __init__(
+        self,
+        store: AsyncStore,
+        api: Api,
+        entrance: Entrance,
+        *,
+        place: str,
+        trouble: Callable[[], str] = str,
+    ) -> None:
+        self._console = Console(api, store, entrance, Links(entrance.path), place, trouble)
         self._path = entrance.path.encode()
         self._entrance = entrance
         self._bell = Bell(store)
@@ -67,9 +79,9 @@ class ConsolePart:
             return logging_in.lead_there(self._console, request)
         if segments == ["live"]:
             return self._bell.listen(request, self._entrance, session)
-        page, names = _find(segments)
-        visit = Visit(self._console, request, session, names)
+        visit = Visit(self._console, request, session)
         try:
+            page, visit.names = _find(segments)
             if request.method in {"GET", "HEAD"} and page.show is not None:
                 return await page.show(visit)
             if request.method == "POST" and page.change is not None:

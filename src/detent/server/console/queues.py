@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from detent.errors import Invalid
+from detent.server.console import curves
 from detent.server.console.visit import Form, Page, Visit
-from detent.server.console.wording import number_text
+from detent.server.console.wording import messages_text
 from detent.server.http import Response
 
 ROWS: Final = 50
@@ -60,6 +61,7 @@ async def show_queue(visit: Visit) -> Response:
         trouble=trouble,
         asked=asked,
         states=MESSAGE_STATES,
+        charts=await curves.of_queue(visit, visit.name),
         settings=[(name, getattr(queue, name)) for name in SETTINGS if hasattr(queue, name)],
     )
 
@@ -143,7 +145,8 @@ async def redrive(visit: Visit, form: Form) -> Response:
     if form.text("to"):
         wanted["to"] = form.text("to")
     done = await visit.ask("POST", "/v1/queues/{queue}/redrive", visit.name, body=wanted)
-    return visit.go(visit.link("queues", visit.name), f"{_messages(done.messages)} can be claimed again in {done.to}.")
+    notice = f"{messages_text(done.messages)} can be claimed again in {done.to}."
+    return visit.go(visit.link("queues", visit.name), notice)
 
 
 async def purge(visit: Visit, form: Form) -> Response:
@@ -154,11 +157,7 @@ async def purge(visit: Visit, form: Form) -> Response:
     if not chosen and state not in {"available", "failed"}:
         raise Invalid("say what goes: failed or available messages")
     done = await visit.ask("POST", "/v1/queues/{queue}/purge", visit.name, body=wanted)
-    return visit.go(visit.link("queues", visit.name), f"{_messages(done.messages)} gone from {visit.name}.")
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{number_text(count)} messages"
+    return visit.go(visit.link("queues", visit.name), f"{messages_text(done.messages)} gone from {visit.name}.")
 
 
 PAGES: Final = (

@@ -64,16 +64,18 @@ class Console:
     links: Links
     place: str
     """What the store is called on its pages."""
+    trouble: Callable[[], str]
+    """Why the store takes no commits; nothing, where it does or cannot say."""
 
 
 class Visit:
     """One request of a browser that has a session."""
 
-    def __init__(self, console: Console, request: HttpRequest, session: Session, names: list[str]) -> None:
+    def __init__(self, console: Console, request: HttpRequest, session: Session) -> None:
         self.console = console
         self.request = request
         self.session = session
-        self.names = names
+        self.names: list[str] = []
         self.link = console.links
         self.store = console.store
 
@@ -104,7 +106,19 @@ class Visit:
     @property
     def sections(self) -> list[tuple[str, str]]:
         """The pages that lead to all others, and their names."""
-        return [("", "Overview"), ("queues", "Queues")]
+        found = [
+            ("", "Overview"), ("queues", "Queues"), ("journals", "Journals"), ("running", "Running"),
+            ("ledgers", "Ledgers"),
+        ]  # fmt: skip
+        if self.may_everywhere("read"):
+            found.append(("store", "Store"))
+        if self.console.entrance.takes_tokens and self.may_everywhere("admin"):
+            found.append(("keys", "Keys"))
+        return found
+
+    def line(self, value: Any) -> str:
+        """The beginning of a text or of bytes in an answer."""
+        return line_text(body_bytes(value))
 
     def line_of(self, message: Any) -> str:
         """The beginning of a message's body, or where its payload is."""
@@ -151,7 +165,8 @@ class Visit:
             title=title,
             notices=notices,
             theme=self._look[1],
-            here=self.request.path,
+            here=self.request.raw_path.decode("latin-1"),
+            trouble_of_store=self.console.trouble(),
             **values,
         )
         return Response(body, status=status, type=HTML, headers=HEADERS)

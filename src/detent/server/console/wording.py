@@ -48,6 +48,11 @@ def number_text(value: float | int | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:,.1f}"
 
 
+def messages_text(count: int) -> str:
+    """So many messages."""
+    return "1 message" if count == 1 else f"{number_text(count)} messages"
+
+
 def size_text(count: float | int | None) -> str:
     """Bytes."""
     if count is None:

@@ -149,6 +149,70 @@ def test_graph_of_another_store_that_is_ahead_is_refused(world: World, tmp_path:
         assert values(store, "out") == [2, 4]
 
 
+# -- streams of Spark, as its planner drives them, without Java -----------------------------------------------------
+
+
+def stream_of(url: str, **options: str) -> Any:
+    pytest.importorskip("pyspark")
+    from detent.spark.journal_reading import JournalReadSettings, JournalStreamReader
+
+    return JournalStreamReader(JournalReadSettings.of({"path": url, "journals": "in", **options}))
+
+
+def next_batch(stream: Any, start: dict[str, int]) -> tuple[dict[str, int], list[bytes]]:
+    """Plan and read one batch; where it ends, and its bodies."""
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    end = stream.latestOffset(start, ReadAllAvailable())
+    return end, bodies_of(stream, start, end)
+
+
+def bodies_of(stream: Any, start: dict[str, int], end: dict[str, int]) -> list[bytes]:
+    batches = [batch for part in stream.partitions(start, end) for batch in stream.read(part)]
+    return [body for batch in batches for body in batch.column(batch.schema.get_field_index("body")).to_pylist()]
+
+
+def test_stream_that_is_not_ahead_goes_on(world: World) -> None:
+    world.append("a", "b")
+    end, bodies = next_batch(stream_of(world.url), {"in": 0})
+    assert bodies == [b"a", b"b"]
+    world.append("c")
+    world.back_up()
+    world.restore()
+    end, bodies = next_batch(stream_of(world.url), end)
+    assert bodies == [b"c"]
+    world.append("d", "e")
+    end, bodies = next_batch(stream_of(world.url), end)
+    assert bodies == [b"d", b"e"], "its place is one of the restored store now"
+    world.back_up()
+    world.restore()
+    world.append("f")
+    assert next_batch(stream_of(world.url), end)[1] == [b"f"]
+
+
+@pytest.mark.parametrize("grown", [1, 5])
+def test_stream_that_is_ahead_is_refused_however_far_the_journal_has_grown(world: World, grown: int) -> None:
+    world.append("a", "b")
+    world.back_up()
+    end, _ = next_batch(stream_of(world.url), {"in": 0})
+    world.append("c")
+    planned, _ = next_batch(stream_of(world.url), end)
+    world.restore()
+    world.append(*(f"other{number}" for number in range(grown)))
+    with pytest.raises(Restored, match="read to 3, and ended at 2"):
+        next_batch(stream_of(world.url), planned)
+    with pytest.raises(Restored, match="read to 3, and ended at 2"):
+        bodies_of(stream_of(world.url), end, planned)
+    assert next_batch(stream_of(world.url), end)[1] == [b"other%d" % number for number in range(grown)]
+    bold = stream_of(world.url, failOnDataLoss="false")
+    assert next_batch(bold, planned)[1] == [b"other%d" % number for number in range(1, grown)]
+
+
+def test_offset_of_a_store_that_was_never_restored_names_its_journals_alone(world: World) -> None:
+    world.append("a")
+    assert next_batch(stream_of(world.url), stream_of(world.url).initialOffset())[0] == {"in": 1}
+
+
 # -- clients and ledgers --------------------------------------------------------------------------------------------
 
 

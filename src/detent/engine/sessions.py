@@ -325,6 +325,11 @@ class Sessions:
         name = stamp.to_bytes(8, "big") + self._random(RANDOM_BYTES)
         return name + self._proof(name, holder)
 
+    @property
+    def restored_ms(self) -> int:
+        """When this life of the store began; 0 for its first one."""
+        return self._lineage.restored_ms
+
     def was_given(self, session: bytes, holder: str) -> bool:
         """Whether an owner of this store has named a session so, for this holder."""
         if len(session) != SESSION_BYTES:

@@ -15,6 +15,7 @@ from detent.codec import block
 from detent.codec import journal as records
 from detent.codec.journal import FormerEnd, Fragment, IndexRun, JournalHead, Listing, decode_former_ends
 from detent.codec.keys import u32
+from detent.engine.sessions import LINEAGE, Lineage
 from detent.errors import Corrupt, Invalid, NotFound, Restored
 from detent.journal import fragments
 from detent.journal.housekeeping import blocks_from, runs_from
@@ -61,7 +62,18 @@ class JournalInfo(ConfiguredJournal, frozen=True, kw_only=True):
         times = [end.created_ms for end in self.former_ends]
         if created_ms and created_ms not in times:
             return False
-        ends = self.former_ends[times.index(created_ms) if created_ms else 0 :]
+        self._require_within(self.former_ends[times.index(created_ms) if created_ms else 0 :], at, raw)
+        return True
+
+    def require_restored(self, restored_ms: int, at: int, *, raw: bool = False) -> None:
+        """`Restored` unless a place that was read in the life of the store which began then, 0 for its first one, is a
+        place in what was restored since."""
+        until = [*(end.created_ms for end in self.former_ends[1:]), self.created_ms]
+        later = [end for end, ended_ms in zip(self.former_ends, until, strict=True) if ended_ms > restored_ms]
+        if later:
+            self._require_within(later, at, raw)
+
+    def _require_within(self, ends: list[FormerEnd], at: int, raw: bool) -> None:
         end = min(end.position if raw else end.offset for end in ends)
         if at > end:
             raise Restored(
@@ -69,7 +81,6 @@ class JournalInfo(ConfiguredJournal, frozen=True, kw_only=True):
                 "was read beyond is gone, and other messages may stand there now. Restore what remembers this place to "
                 f"a copy of that time, or reset it to {end} to read what is there"
             )
-        return True
 
     @property
     def messages(self) -> int:
@@ -173,6 +184,11 @@ class JournalReader:
                 former_ends=decode_former_ends(view.get(records.FORMER_ENDS.key(u32(listing.journal)))),
                 **fields,
             )
+
+    def restored_ms(self) -> int:
+        """When the store was restored from a backup; 0 if it never was."""
+        with self._reader.view() as view:
+            return Lineage.decode(view.get(LINEAGE.raw)).restored_ms
 
     def number(self, name: str) -> int | None:
         """The journal's number, which a journal of the same name that is made later does not have; None if there is

@@ -496,8 +496,8 @@ class SlateRestore:
             try:
                 reader._open()
             except NotFound:
-                if next(place.objects.stored(""), None) is not None:
-                    raise Exists(f"there are objects below {url} already: restore to a prefix that is new") from None
+                if next(place.objects.list(), None) is not None:
+                    raise Exists(f"there are objects of a store below {url}: restore to a prefix that is new") from None
             else:
                 if reader.version != RESTORING and reader.epoch_record is not None:
                     raise Exists(f"there is a store at {url}: restore to a prefix that is new")

@@ -127,6 +127,7 @@ if TYPE_CHECKING:
         Receipt,
         Worker,
     )
+    from detent.schedule import ScheduleInfo
     from detent.settings.journal import JournalSettings
     from detent.settings.queue import QueueSettings
     from detent.shard import (
@@ -180,6 +181,7 @@ _HOMES = {
         "Publisher",
     ),
     "detent.ledger": ("Entered", "LedgerInfo", "PinInfo"),
+    "detent.schedule": ("ScheduleInfo",),
     "detent.queue": (
         "AssignedMessage",
         "Assignment",
@@ -283,6 +285,7 @@ __all__ = [
     "Receipt",
     "Restored",
     "RollBackHeld",
+    "ScheduleInfo",
     "SessionExpired",
     "ShardInfo",
     "ShardState",

@@ -269,7 +269,7 @@ class TestForbidden:
             with pytest.raises(detent.DetentError, match=r"refused to write the object 'kv/probe'.*put objects"):
                 store.journal("j").append(b"1")
             with pytest.raises(Unavailable, match="cannot be written"):
-                detent.open(url)
+                slate.open_writer(url)
             assert time.monotonic() - began < REFUSED_SOON_S
             s3.mend()
             assert store.journal("j").append(b"2").offset in {1, 2}

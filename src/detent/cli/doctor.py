@@ -287,14 +287,23 @@ class ServerAnswer(NamedTuple):
 
 
 def _server(url: str) -> Iterator[Diagnosis]:
-    from http.client import HTTPException
-
-    from detent.remote import server_address
+    from detent.remote import server_addresses
 
     try:
-        address = server_address(url)
-        assert address is not None
-        answer = _ask(address.url, "/readyz")
+        addresses = server_addresses(url)
+    except DetentError as error:
+        yield Diagnosis("wrong", str(error))
+        return
+    for address in addresses:
+        yield from _one_server(address)
+
+
+def _one_server(address: Address) -> Iterator[Diagnosis]:
+    from http.client import HTTPException
+
+    url = address.url
+    try:
+        answer = _ask(url, "/readyz")
     except DetentError as error:
         yield Diagnosis("wrong", str(error))
         return
@@ -303,10 +312,19 @@ def _server(url: str) -> Iterator[Diagnosis]:
         return
     if answer.status == 200:
         yield Diagnosis("ok", f"{url} is ready")
+    elif _stands_by(answer):
+        yield Diagnosis("ok", f"{url} stands by: another server owns the store")
+        yield from _clock(answer)
+        return
     else:
         yield Diagnosis("wrong", f"{url} answers {answer.status}: {answer.text}", "see the server's log")
     yield from _admission(address)
     yield from _clock(answer)
+
+
+def _stands_by(answer: ServerAnswer) -> bool:
+    """Whether a server says which other one owns the store."""
+    return answer.status == 503 and '"error":"NotOwner"' in answer.text and '"leader":"http' in answer.text
 
 
 def _ask(server: str, path: str) -> ServerAnswer:

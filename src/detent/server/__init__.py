@@ -2,7 +2,9 @@
 
 A request, in the order in which things happen:
 
-    serving.py          opens the store as its owner, listens, stops without losing an answer
+    turns.py            a server stands by or owns the store, takes turns with others, stops without losing an answer
+    serving.py          what is served, where, and to whom: the store, its application, the port
+    standby.py          what a server answers while another one owns the store, and how it waits for its turn
     protocol.py         limits on connections, before it is known who calls
     http.py             requests and answers as the parts below see them
     app.py              finds the caller, hands the request to its part, turns errors into answers

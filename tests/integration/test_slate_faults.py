@@ -273,7 +273,7 @@ class TestForbidden:
             assert type(second.value) is not Unavailable or "unknown" not in str(second.value)
             assert [message.body for message in store.journal("j").read()] == [b"0"], "reads go on"
             with pytest.raises(Unavailable, match="cannot be written"):
-                detent.open(url)
+                slate.open_writer(url)
             assert time.monotonic() - began < REFUSED_SOON_S
             s3.mend()
             assert store.journal("j").append(b"2").offset in {1, 2}

@@ -18,23 +18,26 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from detent import crash
-from detent.engine import Engine, OwnerTime, Request, Result, Ticket
-from detent.errors import Fenced, Invalid, Unavailable
+from detent.engine import Engine, Machine, OwnerTime, Request, Result, Ticket
+from detent.errors import DetentError, Fenced, NotOwner, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.fragments import sweep
 from detent.journal.producers import Given, Producers
 from detent.kv import Writer, open_writer
-from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path
+from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path, temporary_socket
 from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
 from detent.queue.unclaiming import undoing
+from detent.remote.address import SOCKET
 from detent.remote.app import OwnerApp
 from detent.remote.asgi import Scope
 from detent.remote.handing import not_read, was_read
+from detent.remote.storelease import HeldLease
 from detent.runtime.backoff import Backoff
 from detent.runtime.supervisor import Supervised
 from detent.runtime.task import Next, Restart, Task
 from detent.runtime.thread import start
+from detent.schedule import Firing, ScheduleMachine
 from detent.shard import ShardMachine
 
 TICK_S: Final = 1.0
@@ -69,8 +72,13 @@ class LocalOwner:
         lock: OwnerLock | None = None,
         now_ms: OwnerTime | Callable[[], int] | None = None,
         patience_s: float | None = None,
+        lease: HeldLease | None = None,
     ) -> None:
         self._lock = lock
+        self.lease = lease
+        """On an object store: what this process holds while it owns the store."""
+        self.on_replaced: Callable[[Fenced], None] = lambda _: None
+        """Called once another process has been found to own the store. For a server, which then ends."""
         self._server: SocketServer | None = None
         self._apps: list[OwnerApp] = []
         writer: Writer = open_writer(url, patience_s=patience_s)
@@ -78,36 +86,55 @@ class LocalOwner:
             self.reader = writer
             self.journals = JournalMachine(writer)
             self.queues = QueueMachine(writer)
-            self.engine = Engine(
-                writer, [self.journals, self.queues, LedgerMachine(), ShardMachine(writer)], now_ms=now_ms
-            )
+            self.schedules = ScheduleMachine(self.queues)
+            records: list[Machine] = [LedgerMachine(), ShardMachine(writer), self.schedules]
+            self.engine = Engine(writer, [self.journals, self.queues, *records], now_ms=now_ms)
             crash.point("owner.after_load")
             if directory is not None and lock is not None:
                 self._server = SocketServer(self.new_app(), socket_path(directory))
                 crash.point("owner.after_socket")
                 lock.announce(self.engine.epoch, str(self._server.path))
+            self.engine.on_fenced = self._replaced
+            if lease is not None:
+                self._hold(lease)
         except BaseException:
             if self._server is not None:
                 self._server.stop()
             writer.close()
             raise
         self._housekeeper = Housekeeper(self)
-        self.queues.watch.timer = self._housekeeper.look_at
+        self.queues.watch.timer = self.schedules.timer = self._housekeeper.look_at
+
+    def _hold(self, lease: HeldLease) -> None:
+        """Answer under a lease: on a socket, unless a server says itself where."""
+        lease.on_lost = self._lost
+        if lease.loss is not None:
+            raise Fenced(str(lease.loss))
+        if not lease.claim.serves:
+            self._server = SocketServer(self.new_app(), temporary_socket())
+            lease.announce([f"{SOCKET}{self._server.path}"])
+
+    def _lost(self, error: Fenced) -> None:
+        self.engine.fence(error)
+
+    def _replaced(self, error: Fenced) -> Fenced:
+        if self.lease is not None:
+            error = self.lease.lose(error)
+        self.on_replaced(error)
+        return error
+
+    def refusal(self) -> NotOwner | None:
+        """Why this process may not answer others now, if it may not."""
+        return None if self.lease is None else self.lease.refusal()
 
     @property
     def socket(self) -> Path | None:
         """Where other processes of this machine reach it."""
         return None if self._server is None else self._server.path
 
-    def serve(self, path: Path) -> None:
-        """Let other processes of this machine reach this owner at a socket, until it closes. On `file:` it has one."""
-        if self._server is not None:
-            raise Invalid(f"this owner answers at {self._server.path} already")
-        self._server = SocketServer(self.new_app(), path)
-
     def new_app(self) -> OwnerApp:
         """The wire protocol over this owner's engine, for one event loop."""
-        app = OwnerApp(self.engine, self.journals, self.queues, self.reader)
+        app = OwnerApp(self.engine, self.journals, self.queues, self.reader, self.refusal)
         self._apps.append(app)
         return app
 
@@ -170,18 +197,29 @@ class LocalOwner:
     def close(self) -> None:
         """Stop serving, finish what is under way, give the lock back."""
         self._housekeeper.stop()
+        self._fire_last()
         for app in self._apps:
             app.end_waits()
         if self._server is not None:
             self._server.stop()
         self.engine.close()
+        if self.lease is not None:
+            self.lease.release()
         if self._lock is not None:
             self._lock.release()
 
+    def _fire_last(self) -> None:
+        """Publish what a caller has asked for by hand just now: there may be no other owner for long."""
+        try:
+            if self.schedules.is_due(self.engine.now_ms()):
+                Firing(self.engine).run()
+        except DetentError as error:  # it stays due, for the next owner
+            logger.info("the store closes with schedules that are due: %s", error)
+
 
 class Housekeeper(Task):
-    """Calls the engine about once a second, and when a timer is due that a caller waits for; and the sweeper about once
-    an hour."""
+    """Calls the engine about once a second, and when a timer is due that a caller waits for; has schedules publish when
+    they are due; and calls the sweeper about once an hour."""
 
     kind = "housekeeper"
 
@@ -189,6 +227,7 @@ class Housekeeper(Task):
         super().__init__("detent-housekeeper")
         self.restart = Restart(Backoff(TICK_S, TICK_S))
         self._owner = owner
+        self._firing = Firing(owner.engine)
         self._next_ms = 0
         self._next_tick = time.monotonic() + TICK_S
         self._next_sweep = time.monotonic() + SWEEP_EVERY_S
@@ -211,12 +250,14 @@ class Housekeeper(Task):
         now = time.monotonic()
         if now < self._next_tick:
             self._owner.engine.keep_house()
-            return
-        self._next_tick = now + TICK_S
-        self._owner.engine.tick()
-        if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_EVERY_S
-            self._owner.sweep()
+        else:
+            self._next_tick = now + TICK_S
+            self._owner.engine.tick()
+            if now >= self._next_sweep:
+                self._next_sweep = now + SWEEP_EVERY_S
+                self._owner.sweep()
+        if self._owner.schedules.is_due(self._owner.engine.now_ms()):
+            self._firing.run()
 
     def is_hopeless(self, error: Exception) -> bool:
         """Another process owns the store."""
@@ -224,6 +265,8 @@ class Housekeeper(Task):
 
     def gave_up(self, error: Exception) -> None:
         logger.warning("housekeeping ends: %s", error)
+        if isinstance(error, Fenced):
+            self._owner.engine.fence(error)
 
     def failed(self, error: Exception, pause_s: float) -> None:
         del pause_s

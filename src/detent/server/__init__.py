@@ -2,7 +2,9 @@
 
 A request, in the order in which things happen:
 
-    serving.py          opens the store as its owner, listens, stops without losing an answer
+    turns.py            a server stands by or owns the store, takes turns with others, stops without losing an answer
+    serving.py          what is served, where, and to whom: the store, its application, the port
+    standby.py          what a server answers while another one owns the store, and how it waits for its turn
     protocol.py         limits on connections, before it is known who calls
     http.py             requests and answers as the parts below see them
     app.py              finds the caller, hands the request to its part, turns errors into answers
@@ -28,6 +30,7 @@ The JSON API:
     jsonbody.py         JSON of a request, checked against its type
     api_journals.py     the routes for journals
     api_queues.py       the routes for queues
+    api_schedules.py    the routes for schedules, and what the console does with them
     api_transaction.py  the route for transactions
     api_consumers.py    the routes for consumers
     api_ledgers.py      the routes for ledgers and pins
@@ -38,6 +41,7 @@ The JSON API:
     models.py           bytes, durations and times in JSON
     models_journals.py  journals in JSON
     models_queues.py    queues in JSON, and a look into one
+    models_schedules.py schedules in JSON
     receipts.py         which queue a receipt belongs to, so that rights can be checked
     arrow.py            messages as Arrow streams, in and out
     openapi.py          the OpenAPI document, made from the routes

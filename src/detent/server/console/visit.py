@@ -41,7 +41,7 @@ POLICY: Final = (
 HEADERS: Final = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with none at all, browsers send forms with the origin "null"
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
@@ -108,7 +108,7 @@ class Visit:
         """The pages that lead to all others, and their names."""
         found = [
             ("", "Overview"), ("queues", "Queues"), ("journals", "Journals"), ("running", "Running"),
-            ("ledgers", "Ledgers"),
+            ("schedules", "Schedules"), ("ledgers", "Ledgers"),
         ]  # fmt: skip
         if self.may_everywhere("read"):
             found.append(("store", "Store"))

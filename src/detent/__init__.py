@@ -128,6 +128,7 @@ if TYPE_CHECKING:
         Receipt,
         Worker,
     )
+    from detent.schedule import ScheduleInfo
     from detent.settings.journal import JournalSettings
     from detent.settings.queue import QueueSettings
     from detent.shard import (
@@ -183,6 +184,7 @@ _HOMES = {
         "Publisher",
     ),
     "detent.ledger": ("Entered", "LedgerInfo", "PinInfo"),
+    "detent.schedule": ("ScheduleInfo",),
     "detent.queue": (
         "AssignedMessage",
         "Assignment",
@@ -287,6 +289,7 @@ __all__ = [
     "Receipt",
     "Restored",
     "RollBackHeld",
+    "ScheduleInfo",
     "SessionExpired",
     "ShardInfo",
     "ShardState",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from consoleworld import Browser, World, console
+from consoleworld import Browser, World, console, fill_hostile, hostile_pages
 from detent.queue import Outgoing
 from detent.server.console.assets import FOLDER
 from detent.server.console.render import TEMPLATES
@@ -255,10 +255,11 @@ def test_no_template_has_a_script_a_style_or_a_way_around_escaping() -> None:
 
 
 def test_vendored_files_are_the_ones_that_are_named() -> None:
-    for one in json.loads((FOLDER / "vendored.json").read_text()):
-        assert hashlib.sha256((FOLDER / one["file"]).read_bytes()).hexdigest() == one["sha256"]
-        assert one["licence"]
-        assert one["version"]
+    for folder in (FOLDER, Path(__file__).parents[1] / "vendored"):
+        for one in json.loads((folder / "vendored.json").read_text()):
+            assert hashlib.sha256((folder / one["file"]).read_bytes()).hexdigest() == one["sha256"]
+            assert one["licence"]
+            assert one["version"]
 
 
 def test_zone_and_colours_are_kept_in_the_browser(world: World, browser: Browser) -> None:
@@ -561,3 +562,28 @@ def test_store_that_takes_no_commits_is_said_first_on_every_page(world: World, b
             assert "takes no commits. the disk is gone" in browser.get(path).words
     finally:
         part._console = replace(part._console, trouble=str)
+
+
+# -- hostile contents -----------------------------------------------------------------------------------------------
+
+
+def test_hostile_names_headers_reasons_and_bodies_are_text_on_every_page(tmp_path: Path) -> None:
+    with console(f"file:{tmp_path}/store") as world:
+        browser = world.browser()
+        names = world.server.run(fill_hostile(world.server.store))["consumers"]
+        for path in hostile_pages(names):
+            page = browser.get(path)
+            assert page.status in {200, 400, 403, 404}, path
+            for element in page.root.all():
+                for name, value in element.attributes.items():
+                    assert not name.startswith(("on", "hx-on")), (path, element)
+                    if name in {"href", "src", "action", "formaction"}:
+                        assert value.startswith(("/console", "#")), (path, value)
+            assert all("src" in one.attributes for one in page.all("script")), path
+            assert "59552089" not in page.words, path
+            assert "\u202e" not in page.response.text, path
+            (image,) = page.all("img")
+            assert image.attributes["src"].startswith("/console/static/mark.svg"), path
+        download = browser.client.get("/console/messages/0/body")
+        assert download.headers["content-type"] == "application/octet-stream"
+        assert download.headers["x-content-type-options"] == "nosniff"

@@ -123,8 +123,8 @@ class ServerApplication:
         response: Response | None = None
         try:
             part = next((part for part in self._parts if part.owns(request)), None)
-            if spans.PARENT in request.headers:  # what it publishes goes on with its trace
-                spans.asked.set(spans.context_of(request.headers))
+            # What it publishes goes on with its trace. Set in any case: the request before may have begun this task.
+            spans.asked.set(spans.context_of(request.headers))
             response = await self._traced(request, part)
             await hand_over(response.send, scope, receive, send, response.undo)
         except Exception:

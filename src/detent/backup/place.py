@@ -28,7 +28,7 @@ from detent.backup.manifest import Manifest, ObjectPart, RecordsPart
 from detent.errors import Corrupt, Exists, Fenced, Invalid, NotFound
 from detent.journal.fragments import fragment_of
 from detent.kv import Objects, open_objects, parse_url
-from detent.kv.localobjects import PRIVATE, make_directories
+from detent.kv.localobjects import PRIVATE, LocalObjects, make_directories
 from detent.kv.ownership import process_born, process_space
 
 JOBS: Final = "jobs/"
@@ -85,6 +85,7 @@ class BackupPlace:
             raise Invalid("a backup is kept in a folder (file:PATH) or on an object store, not in memory")
         self.url = url
         self.root: Path | None = None
+        self.objects: Objects
         if location.scheme == "file":
             self.root = location.directory
             if (self.root / "data.mdb").exists():
@@ -93,7 +94,10 @@ class BackupPlace:
                 make_directories(self.root, PRIVATE)
             elif not self.root.is_dir():
                 raise NotFound(f"there is no folder {self.root}")
-        self.objects: Objects = open_objects(url)
+            # There is no such file, so what is written is for this user alone, as a new store is.
+            self.objects = LocalObjects(self.root, like=self.root / "data.mdb")
+        else:
+            self.objects = open_objects(url)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 

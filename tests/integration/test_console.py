@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import time
@@ -669,3 +670,17 @@ def test_change_leaves_a_line_that_says_who_what_and_how_many(guarded: World, ca
     (line,) = [record.__dict__ for record in caplog.records if record.getMessage() == "a change"]
     assert (line["caller"], line["change"], line["outcome"]) == ("keeper", "queues/audited/redrive", "done")
     assert line["said"] == "2 messages can be claimed again in audited."
+
+
+def test_first_page_and_what_it_loads_stay_small(world: World, browser: Browser) -> None:
+    for at in range(60):
+        filled(world, f"small{at:02}", 0)
+    page = browser.get("/queues")
+    loaded = {one.attributes["src"] for one in page.all("script")} | {one.attributes["src"] for one in page.all("img")}
+    loaded |= {one.attributes["href"] for one in page.all("link")}
+    assert len(loaded) <= 5
+    answers = [page.response, *(browser.client.get(path) for path in loaded)]
+    assert all(answer.status_code == 200 for answer in answers)
+    assert sum(len(gzip.compress(answer.content)) for answer in answers) <= 50_000
+    script = browser.client.get("/console/static/console.js").content
+    assert len(gzip.compress(script)) <= 4_096

@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from bench.harness import INFORMATIVE, Plan, Row, Size, ours_at_most
 from bench.ingest.suite import SUITE
 from bench.place import Place
-from detent.ingest import IngestConfig, metastore
+from detent.ingest import IngestConfig, metastore, ownership
 from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.committers import committer_of
 from detent.ingest.shared_state import FileShard, QueueSharedState
@@ -34,6 +34,7 @@ class _Table:
     def __init__(self, kind: str, folder: Path) -> None:
         config = IngestConfig(name="bench", queue="none:", table="table", committer=kind, folder=str(folder))
         self.engine = metastore.connect(config.state_url)
+        ownership.register(self.engine, config)  # which notes the table, as a pipeline does when it starts
         self.state = QueueSharedState(self.engine, "bench", uuid.uuid4().hex, 120_000)
         self.committer: TableCommitter = committer_of(config, self.state)
         self.committer.prepare(SCHEMA)

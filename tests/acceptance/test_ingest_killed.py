@@ -16,14 +16,27 @@ from processes import Processes
 
 pytestmark = [*ingestworld.MARKS, pytest.mark.timeout(600)]
 
-ELSEWHERE = {"ingest.after_refusal", "ingest.delta_after_create"}
-"""Those that test_ingest_records_killed.py and test_ingest_ownership.py have."""
+SOAK = os.environ.get("DETENT_SOAK") == "1"
 
-POINTS = sorted(point for point in crash.POINTS if point.startswith("ingest.") and point not in ELSEWHERE)
+ELSEWHERE = {"ingest.after_refusal", "ingest.delta_after_create", "ingest.after_finish"}
+"""Those that test_ingest_records_killed.py, test_ingest_ownership.py and test_ingest_prepared_killed.py have."""
+
+ALL = sorted(point for point in crash.POINTS if point.startswith("ingest.") and point not in ELSEWHERE)
+WITHOUT_SPARK = {
+    "ingest.after_receive",
+    "ingest.after_open",
+    "ingest.before_publish",
+    "ingest.after_prepare",
+    "ingest.after_publish",
+    "ingest.before_ack",
+    "ingest.after_ack",
+}
+"""Processes without a Java die there in test_ingest_records_killed.py and test_ingest_prepared_killed.py."""
+
+POINTS = ALL if SOAK else [point for point in ALL if point not in WITHOUT_SPARK]
 FILES = 3
 
-SOAK = os.environ.get("DETENT_SOAK") == "1"
-OTHERS = [point for point in POINTS if point not in {"ingest.after_prepare", "ingest.after_table_commit"}]
+OTHERS = [point for point in ALL if point not in {"ingest.after_prepare", "ingest.after_table_commit"}]
 MATTER_MOST = OTHERS if SOAK else ["ingest.before_publish", "ingest.after_publish"]
 """With the rows and the shards in one database nothing but the commit is durable. Long runs visit all points."""
 

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import importlib.util
 import logging
-import os
 import shutil
 import socket
 import subprocess
@@ -27,16 +26,17 @@ from typing import Any
 
 import pytest
 
-from servers import HOST, await_answer, free_port, shared, stop
+from servers import HOST, Jars, await_answer, free_port, shared, stop
 
 VERSION = "4.3.1"
 START_SECONDS = 90.0
-FETCH_SECONDS = 240.0
 
-_POM = """<project><modelVersion>4.0.0</modelVersion><groupId>detent</groupId><artifactId>broker</artifactId>
-<version>1</version><dependencies><dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
-<version>{version}</version></dependency></dependencies></project>
-"""
+_JARS = Jars(
+    "kafka",
+    VERSION,
+    "<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>"
+    f"<version>{VERSION}</version></dependency>",
+)
 
 _PROPERTIES = """process.roles=broker,controller
 node.id=1
@@ -63,45 +63,10 @@ def missing() -> str | None:
     """Why there can be no broker here; None if there can."""
     if importlib.util.find_spec("confluent_kafka") is None:
         return "confluent-kafka is not installed"
-    if shutil.which("java") is None:
-        return "a Kafka broker needs Java, which is not on the path"
-    if not _is_complete(_folder()) and shutil.which("mvn") is None:
-        return f"Kafka's jars are not in {_folder()}, and Maven, which fetches them, is not on the path"
-    return None
-
-
-def _folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "detent-tests" / f"kafka-{VERSION}"
-
-
-def _is_complete(folder: Path) -> bool:
-    return (folder / "complete").exists()
+    return _JARS.missing()
 
 
 needs_kafka = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-
-
-@functools.cache
-def jars() -> Path:
-    """The folder with Kafka's jars. They are fetched into a folder beside it, which takes its name when it is full."""
-    folder = _folder()
-    if _is_complete(folder):
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / "jars"
-        (Path(scratch) / "pom.xml").write_text(_POM.format(version=VERSION))
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={made}"]
-        fetched = subprocess.run(
-            command, cwd=scratch, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
-        )
-        if fetched.returncode:
-            pytest.skip(f"Kafka's jars could not be fetched: {fetched.stdout[-300:]}")
-        (made / "complete").touch()
-        with contextlib.suppress(OSError):  # another test process was quicker
-            made.rename(folder)
-    return folder
 
 
 class Broker:
@@ -128,7 +93,7 @@ class Broker:
 
     def _command(self, *words: str) -> list[str]:
         options = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-        return ["java", *options, "-cp", f"{jars()}/*", *words]
+        return ["java", *options, "-cp", f"{_JARS.folder()}/*", *words]
 
     def start(self) -> None:
         """Start it, and wait until it answers."""

@@ -12,7 +12,6 @@ says which.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import subprocess
@@ -25,13 +24,12 @@ from pathlib import Path
 
 import pytest
 
-from servers import HOST, await_answer, free_port, shared, stop
+from servers import HOST, Jars, await_answer, free_port, shared, stop
 
 ICEBERG, JETTY, SQLITE = "1.11.0", "12.1.8", "3.50.3.0"
 START_SECONDS = 120.0
-FETCH_SECONDS = 280.0
 
-_JARS = (
+_NEEDED = (
     ("org.apache.iceberg", "iceberg-core", ICEBERG, ""),
     ("org.apache.iceberg", "iceberg-core", ICEBERG, "tests"),
     ("org.eclipse.jetty.ee10", "jetty-ee10-servlet", JETTY, ""),
@@ -69,57 +67,18 @@ public class RestCatalog {
 """
 
 
-def missing() -> str | None:
-    """Why there can be no catalog here; None if there can."""
-    if shutil.which("java") is None:
-        return "Iceberg's REST catalog needs Java, which is not on the path"
-    if not (_folder() / "complete").exists() and shutil.which("mvn") is None:
-        return f"Iceberg's jars are not in {_folder()}, and Maven, which fetches them, is not on the path"
-    return None
-
-
-def _folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "detent-tests" / f"iceberg-{ICEBERG}"
-
-
-needs_catalog = pytest.mark.skipif(missing() is not None, reason=str(missing()))
-
-
-@functools.cache
-def _jars() -> Path:
-    """The folder with the jars. They are fetched into a folder beside it, which takes its name when it is full."""
-    folder = _folder()
-    if (folder / "complete").exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / "jars"
-        (Path(scratch) / "pom.xml").write_text(_pom())
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={made}"]
-        fetched = subprocess.run(
-            command, cwd=scratch, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
-        )
-        if fetched.returncode:
-            pytest.skip(f"Iceberg's jars could not be fetched: {fetched.stdout[-300:]}")
-        (made / "complete").touch()
-        with contextlib.suppress(OSError):  # another test process was quicker
-            made.rename(folder)
-    return folder
-
-
-def _pom() -> str:
+def _dependencies() -> str:
     alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
-    wanted = (
+    return "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
         + (f"<classifier>{classifier}</classifier>{alone}" if classifier else "")
         + "</dependency>"
-        for group, name, version, classifier in _JARS
+        for group, name, version, classifier in _NEEDED
     )
-    return (
-        "<project><modelVersion>4.0.0</modelVersion><groupId>detent</groupId><artifactId>catalog</artifactId>"
-        f"<version>1</version><dependencies>{''.join(wanted)}</dependencies></project>"
-    )
+
+
+_JARS = Jars("iceberg", ICEBERG, _dependencies())
+needs_catalog = pytest.mark.skipif(_JARS.missing() is not None, reason=str(_JARS.missing()))
 
 
 @dataclass(frozen=True)
@@ -139,7 +98,7 @@ def rest_catalog() -> Iterator[RestCatalog]:
     program, log = folder / "RestCatalog.java", folder / "log"
     program.write_text(_SERVER)
     hadoop = sorted((Path(pyspark.__file__).parent / "jars").glob("hadoop-client-*.jar"))
-    path = os.pathsep.join([f"{_jars()}/*", *map(str, hadoop)])
+    path = os.pathsep.join([f"{_JARS.folder()}/*", *map(str, hadoop)])
     options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path]
     url = f"http://{HOST}:{port}"
     with log.open("wb") as out:

@@ -94,11 +94,11 @@ def test_a_path_is_a_store_on_disk_that_stays(tmp_path: Path, servers: list[Serv
 def test_logs_are_json_lines_on_demand(servers: list[Served]) -> None:
     server = Served("--log-format", "json")
     servers.append(server)
-    server.get("/healthz?secret=value")
+    server.get("/v1/queues?secret=value")
     _, said = server.stop()
     lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     (request,) = [line for line in lines if line["message"] == "request"]
-    assert (request["method"], request["path"], request["status"]) == ("GET", "/healthz", 200)
+    assert (request["method"], request["path"], request["status"]) == ("GET", "/v1/queues", 400)
     assert "secret" not in said
 
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import detent
@@ -21,14 +20,16 @@ from detent.bus.messages import Incoming
 from detent.cli.bus import bus as bus_commands
 from detent.cli.kinds import bus as bus_kind
 from detent.cli.kinds.bus import AppTally, BusCollector, serve_bus_metrics
+from detent.engine import Trouble
 from detent.errors import Denied, Invalid
-from detent.ingest.progress import Counters
+from detent.queue.surveying import ALWAYS, NEVER
 from detent.server import metrics_state, operators
 from detent.server.access import Caller
 from detent.server.keys import parse_grant
 from detent.server.metrics import Metrics
 from detent.server.metrics_state import StoreState, look
 from detent.shard import operations as shards
+from shownmetrics import shown_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -41,7 +42,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     }
 
 
-def looked(store: detent.Store, now_ms: int | None = None) -> dict[tuple[str, ...], float]:
+def looked(store: detent.Store, now_ms: int | None = None, queues: int = 500) -> dict[tuple[str, ...], float]:
     """The page of a store."""
     metrics = Metrics(store._connection.current.engine.time)  # type: ignore[union-attr]
 
@@ -52,34 +53,31 @@ def looked(store: detent.Store, now_ms: int | None = None) -> dict[tuple[str, ..
         async def commit(operations: Any) -> Any:
             return store.commit(operations)
 
-    state = asyncio.run(look(cast("detent.AsyncStore", Asked()), metrics.now_ms if now_ms is None else now_ms))
+    state = asyncio.run(look(cast("detent.AsyncStore", Asked()), metrics.now_ms if now_ms is None else now_ms, queues))
     return samples(metrics.page(state).decode())
 
 
 # -- the page and the code --------------------------------------------------------------------------------------------
 
 
-def shown_metrics() -> set[str]:
-    """Every name that the code shows, as Prometheus stores it."""
-    metrics = Metrics()
-    registry = CollectorRegistry()
-    registry.register(BusCollector([], AppTally([], cast(Any, None))))
-    families = [*text_string_to_metric_families(metrics.page(StoreState()).decode()), *registry.collect()]
-    found = {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
-    found = {name for name in found if not name.endswith("_created")}  # which each counter and histogram has beside it
-    waits = ("ready", "in_progress", "lag_seconds")
-    return found | {f"detent_ingest_{name}" for name in (*Counters().as_json(), *waits)}
+def listed_metrics() -> dict[str, tuple[str, frozenset[str]]]:
+    """The same as docs/metrics.md lists them."""
+    rows = re.findall(r"^\| `(detent_\w+)` \| (\w+) \|([^|]*)\| .+ \|$", PAGE.read_text(), re.MULTILINE)
+    assert len(rows) == len({name for name, _, _ in rows})
+    return {name: (kind, frozenset(re.findall(r"\w+", labels))) for name, kind, labels in rows}
 
 
-def test_page_in_the_docs_lists_every_metric_and_no_other() -> None:
-    listed = re.findall(r"^\| `(detent_\w+)` \|", PAGE.read_text(), re.MULTILINE)
-    assert len(listed) == len(set(listed))
-    assert set(listed) == {name for name in shown_metrics() if name.startswith("detent_")}
+def test_page_in_the_docs_lists_every_metric_with_its_type_and_labels_and_no_other() -> None:
+    assert listed_metrics() == shown_metrics()
+    assert all(row.count("|") == 6 for row in PAGE.read_text().splitlines() if row.startswith("| `detent_"))
 
 
 def test_docs_name_the_limits_that_the_code_has() -> None:
     text = " ".join(PAGE.read_text().split())
-    assert f"at most {metrics_state.OBJECTS_MAX:,} queues" in text
+    assert f"at most {metrics_state.OBJECTS_MAX:,} journals" in text
+    assert f"at most {metrics_state.QUEUES_SHOWN} queues" in text
+    assert f"up to {metrics_state.QUEUES_MAX:,}" in text
+    assert f"label `{metrics_state.LABEL}` is `{ALWAYS}`" in text
     assert f"each of the {metrics_state.AGES_MAX} longest lags" in text
     assert (metrics_state.AGES_S, bus_kind.LOOK_EVERY_S) == (1.0, 5.0)
 
@@ -152,11 +150,36 @@ def test_page_has_a_limited_number_of_each_kind_and_says_so(monkeypatch: pytest.
             store.commit([shards.RegisterConsumer(f"c{number}", 1, ["j0"])])
         with store.transaction() as transaction:
             transaction.enter_ledger("nightly", 7)
-        found = looked(store)
+        found = looked(store, queues=3)
     shown = {sample[1] for sample in found if sample[0] in ("detent_queue_messages", "detent_journal_messages")}
     assert shown == {"q0", "q1", "q2", "j0", "j1", "j2"}
     left_out = {kind: found["detent_metrics_left_out", kind] for kind in metrics_state.KINDS}
     assert left_out == {"queue": 1, "journal": 1, "consumer": 1, "ledger": 0}
+
+
+def test_page_has_the_queues_with_the_longest_backlogs_and_the_sums_of_all() -> None:
+    with detent.open("memory:") as store:
+        for number in range(6):
+            store.queue(f"q{number}").create(paused=number == 0)
+            store.queue(f"q{number}").publish_many([b"x"] * number)
+        store.queue("q0").configure(labels={metrics_state.LABEL: ALWAYS})
+        store.queue("q5").configure(labels={metrics_state.LABEL: NEVER})
+        found = looked(store, queues=3)
+    assert {sample[1] for sample in found if sample[0] == "detent_queue_messages"} == {"q0", "q4", "q3"}
+    assert found["detent_all_queues_messages", "available"] == 0 + 1 + 2 + 3 + 4 + 5
+    assert (found["detent_queues",], found["detent_paused_queues",]) == (6, 1)
+    assert (found["detent_queue_paused", "q0"], found["detent_queue_paused", "q4"]) == (1, 0)
+    assert found["detent_metrics_left_out", "queue"] == 1
+
+
+def test_page_says_that_the_store_does_not_answer_and_shows_what_the_server_counts() -> None:
+    page = Metrics().page(None, Trouble(True, 0.0, "fenced"), is_full=True)
+    found = samples(page.decode())
+    assert (found["detent_store_up",], found["detent_store_fenced",], found["detent_store_full",]) == (0, 1, 1)
+    assert ("detent_published_messages_total",) in found
+    assert not any(sample[0] == "detent_queues" for sample in found)
+    stuck = samples(Metrics().page(StoreState(), Trouble(False, 12.0, "no bucket")).decode())
+    assert (stuck["detent_store_up",], stuck["detent_store_stuck_seconds",]) == (1, 12)
 
 
 def test_page_reads_a_limited_number_of_messages_for_their_age(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +203,12 @@ def test_page_reads_a_limited_number_of_messages_for_their_age(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("grant", "allowed"),
     [
+        ("read:metrics:*", True),
+        ("read:*:*", True),
         ("consume:metrics:*", True),
         ("consume:*:*", True),
         ("admin:*:*", True),
+        ("read:queue:*", False),
         ("consume:queue:*", False),
         ("publish:metrics:*", False),
         ("publish:*:*", False),
@@ -193,7 +219,7 @@ def test_metrics_take_a_grant_of_their_own(grant: str, allowed: bool) -> None:
     if allowed:
         operators._require_metrics(caller)
         return
-    with pytest.raises(Denied, match=r"consume:metrics:.*--preset metrics"):
+    with pytest.raises(Denied, match=r"read:metrics:.*--preset metrics"):
         operators._require_metrics(caller)
 
 

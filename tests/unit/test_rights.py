@@ -11,6 +11,7 @@ from detent.errors import Denied, StaleReceipt
 from detent.journal import operations as journals
 from detent.ledger import operations as ledgers
 from detent.queue import operations as queues
+from detent.queue import peeking, surveying
 from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
 from detent.remote import LocalOwner, rights
@@ -63,9 +64,10 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (queues.Ack(0, [0], [1]), []),
         (queues.Redrive("q"), [("admin", "queue", "q")]),
         (queues.Redrive("q", to="r"), [("admin", "queue", "q"), ("publish", "queue", "r")]),
-        (queues.DescribeQueues("q"), [("consume", "queue", "q")]),
-        (queues.DescribeQueues(None, "q"), [("consume", "everywhere")]),
-        (queues.FindMessage(0), [("consume", "everywhere")]),
+        (queues.DescribeQueues("q"), [("read", "queue", "q")]),
+        (queues.DescribeQueues(None, "q"), [("read", "everywhere")]),
+        (surveying.SurveyQueues("q"), [("read", "everywhere")]),
+        (queues.FindMessage(0), [("read", "everywhere")]),
         (queues.SetDedupWindow(1), [("admin", "everywhere")]),
         (queues.DeleteQueue("q"), [("admin", "queue", "q")]),
         (queues.CreateQueue("q"), [("admin", "queue", "q")]),
@@ -79,33 +81,33 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (readers.ReadAssignment("q", "r", 1, 1), [("consume", "queue", "q")]),
         (readers.ReleaseReader("q", "r"), [("consume", "queue", "q")]),
         (readers.DeleteReader("q", "r"), [("consume", "queue", "q")]),
-        (readers.DescribeReaders("q"), [("consume", "queue", "q")]),
+        (readers.DescribeReaders("q"), [("read", "queue", "q")]),
         (journals.Append("j", [b"x"]), [("publish", "journal", "j")]),
         (journals.CheckRegisters("j", {}), [("publish", "journal", "j")]),
         (journals.TrimJournal("j", 0), [("admin", "journal", "j")]),
         (ledgers.EnterLedger("l", "q", 0), [("publish", "ledger", "l")]),
         (ledgers.ResetLedger("l"), [("admin", "ledger", "l")]),
         (ledgers.DeleteLedger("l"), [("admin", "ledger", "l")]),
-        (ledgers.DescribeLedgers(name="l"), [("consume", "ledger", "l")]),
-        (ledgers.DescribeLedgers("l"), [("consume", "everywhere")]),
+        (ledgers.DescribeLedgers(name="l"), [("read", "ledger", "l")]),
+        (ledgers.DescribeLedgers("l"), [("read", "everywhere")]),
         (ledgers.PinOffsets("p", {"j": 1}), [("publish", "ledger", "p")]),
         (ledgers.Unpin("p"), [("admin", "ledger", "p")]),
         (ledgers.DeclareStream("p", {"journal j": 1}, {}), [("publish", "ledger", "p")]),
-        (ledgers.DescribeStreams(), [("consume", "everywhere")]),
+        (ledgers.DescribeStreams(), [("read", "everywhere")]),
         (ledgers.PlanOffsets("p", b"", b"", b"", {"j": 1}), [("consume", "ledger", "p")]),
-        (ledgers.DescribePins("p"), [("consume", "everywhere")]),
+        (ledgers.DescribePins("p"), [("read", "everywhere")]),
         (shards.RegisterConsumer("c", 1, ["j"]), [("consume", "consumer", "c")]),
         (shards.Heartbeat("c", "m", 1), [("consume", "consumer", "c")]),
         (shards.LeaseShard("c", 0, "m", 1), [("consume", "consumer", "c")]),
         (shards.ReleaseShards("c", "m"), [("consume", "consumer", "c")]),
         (shards.OpenShard("c", 0), [("consume", "consumer", "c")]),
-        (shards.FindShard("c", 0), [("consume", "consumer", "c")]),
+        (shards.FindShard("c", 0), [("read", "consumer", "c")]),
         (shards.CommitShard("c", 0, 1, b""), [("consume", "consumer", "c")]),
         (shards.ReadShardState("c", 0, ["k"]), [("consume", "consumer", "c")]),
         (shards.ScanShardState("c", 0), [("consume", "consumer", "c")]),
         (shards.ReportShard("c", 0, 0), [("consume", "consumer", "c")]),
-        (shards.DescribeConsumers(name="c"), [("consume", "consumer", "c")]),
-        (shards.DescribeConsumers("c"), [("consume", "everywhere")]),
+        (shards.DescribeConsumers(name="c"), [("read", "consumer", "c")]),
+        (shards.DescribeConsumers("c"), [("read", "everywhere")]),
         (shards.PauseConsumer("c", True), [("admin", "consumer", "c")]),
         (shards.ResetShards("c", {"j": 0}), [("admin", "consumer", "c")]),
         (shards.DeleteConsumer("c"), [("admin", "consumer", "c")]),
@@ -158,8 +160,29 @@ def test_who_runs_a_consumer_need_not_be_allowed_to_reset_it() -> None:
             rights.require(runs, [*work, shards.ResetShards("totals", {"j": 0})], owner.queues)
         with pytest.raises(Denied, match="somebody may not consume on the consumer 'other'"):
             rights.require(runs, [shards.ReadShardState("other", 0, ["k"])], owner.queues)
-        with pytest.raises(Denied, match="may not consume on the whole store"):
+        with pytest.raises(Denied, match="may not read on the whole store"):
             rights.require(runs, [shards.DescribeConsumers()], owner.queues)
+
+
+def test_reading_looks_and_never_claims() -> None:
+    with detent.open("memory:") as store:
+        owner = store._connection.current
+        assert isinstance(owner, LocalOwner)
+        store.queue("q").create()
+        viewer = Caller("viewer", (parse_grant("read:*:*"),))
+        looks = [queues.DescribeQueues(), queues.ListFailed("q"), peeking.PeekMessages("q"), queues.FindMessage(0)]
+        rights.require(viewer, looks, owner.queues)
+        for change in (queues.Claim("q"), queues.Ack(1, [0], [1]), readers.OpenReader("q", "r"), queues.Purge("q")):
+            with pytest.raises((Denied, StaleReceipt)):
+                rights.require(viewer, [change], owner.queues)
+
+
+def test_consuming_includes_reading_and_nothing_of_the_rest() -> None:
+    assert [right for right in ("read", "publish", "consume", "admin") if rights.includes("consume", right)] == [
+        "read",
+        "consume",
+    ]
+    assert not any(rights.includes("publish", right) for right in ("read", "consume", "admin"))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from detent.server.http import HttpRequest, Response
 from detent.server.keys import Key, KeyRing, add_key, new_key
 from detent.server.metrics import Metrics
 from detent.server.native import NativePart
-from detent.server.operators import PUBLIC, Operators
+from detent.server.operators import PROBES, PUBLIC, Operators
 from detent.server.serving import own_hosts
 from detent.server.tracing import Tracing, find_tracing
 
@@ -511,8 +511,9 @@ async def with_store(keys: KeyRing | None = None) -> Any:
     assert isinstance(owner, LocalOwner)
     metrics = Metrics(owner.engine.time)
     owner.engine.observer = metrics
-    operators = Operators(store, metrics)
-    return store, operators, ServerApplication([operators], keys=keys, public=PUBLIC, counting=metrics)
+    operators = Operators(store, metrics, owner.engine)
+    app = ServerApplication([operators], keys=keys, public=PUBLIC, probes=PROBES, counting=metrics)
+    return store, operators, app
 
 
 def samples(page: bytes) -> dict[tuple[str, ...], float]:
@@ -545,6 +546,34 @@ def test_a_server_whose_store_does_not_answer_is_not_ready() -> None:
         await store.close()
         answer = await ask(app, "GET", "/readyz")
         assert (answer.status, answer.json["error"]) == (503, "Unavailable")
+
+    asyncio.run(main())
+
+
+def test_probes_are_logged_when_their_answer_changes(caplog: pytest.LogCaptureFixture) -> None:
+    def logged() -> list[tuple[str, int]]:
+        found = [(one.path, one.status) for one in caplog.records if one.message == "request"]  # type: ignore[attr-defined]
+        caplog.clear()
+        return found
+
+    async def main() -> None:
+        store, operators, app = await with_store()
+        with caplog.at_level("INFO", logger="detent.server"):
+            for path in ("/healthz", "/readyz", "/metrics"):
+                await ask(app, "GET", path)
+            assert logged() == []
+            await ask(app, "GET", "/nothing")
+            operators.draining = True
+            for _ in range(3):
+                await ask(app, "GET", "/readyz")
+            assert logged() == [("/nothing", 404), ("/readyz", 503)]
+            operators.draining = False
+            await ask(app, "GET", "/readyz")
+            assert logged() == [("/readyz", 200)]
+        with caplog.at_level("DEBUG", logger="detent.server"):
+            await ask(app, "GET", "/readyz")
+            assert logged() == [("/readyz", 200)]
+        await store.close()
 
     asyncio.run(main())
 

@@ -68,7 +68,7 @@ def test_what_concerns_the_whole_store_needs_a_right_on_everything() -> None:
         UNKNOWN.require_everywhere("consume")
 
 
-@pytest.mark.parametrize("text", ["", "publish", "publish:queue", "publish:queue:", "read:queue:x", "publish:topic:x"])
+@pytest.mark.parametrize("text", ["", "publish", "publish:queue", "publish:queue:", "look:queue:x", "publish:topic:x"])
 def test_what_is_no_grant_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(Invalid, match="consume:queue:orders"):
         parse_grant(text)

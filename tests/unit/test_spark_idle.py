@@ -41,44 +41,63 @@ class Owner:
         self.tell.acquire()
 
 
+class Looking:
+    """A stream's looks, each of which finds `more` messages."""
+
+    def __init__(self, stream: IdleStream) -> None:
+        self._stream = stream
+        self.more = 0
+
+    def has_looked(self, place: int) -> bool:
+        """Whether the stream, asked where it may read to, looks."""
+        looks = []
+        end = self._stream.end_after(place, lambda: looks.append(place) or place + self.more)
+        assert end == (place + self.more if looks else place)
+        return bool(looks)
+
+
 def test_stream_is_quiet_until_the_owner_tells_of_something() -> None:
     owner = Owner()
-    stream = IdleStream(owner.wait)
-    assert not stream.is_quiet(7)
-    stream.found_nothing(7)
-    assert stream.is_quiet(7)
-    assert not stream.is_quiet(8), "another place was not looked at"
+    stream = Looking(IdleStream(owner.wait))
+    assert stream.has_looked(7)
+    assert not stream.has_looked(7)
     eventually(lambda: owner.waits == [(7, idle.WAIT_MS)], what="the wait")
     owner.tell.release()
-    eventually(lambda: not stream.is_quiet(7), what="the news")
-    stream.found_something()
-    assert not stream.is_quiet(7)
+    stream.more = 1
+    eventually(lambda: stream.has_looked(7), what="the news")
+    assert stream.has_looked(7), "what has come once may come again"
+
+
+def test_stream_that_stands_elsewhere_looks() -> None:
+    stream = Looking(IdleStream(Owner().wait))
+    assert stream.has_looked(7)
+    assert stream.has_looked(8), "another place was not looked at"
 
 
 def test_owner_that_does_not_answer_is_asked_again_after_a_second_at_the_earliest() -> None:
     owner = Owner(Unavailable("gone"))
-    stream = IdleStream(owner.wait)
-    stream.found_nothing(7)
+    stream = Looking(IdleStream(owner.wait))
+    assert stream.has_looked(7)
     eventually(lambda: len(owner.waits) == 1, what="the wait")
-    assert stream.is_quiet(7)
+    assert not stream.has_looked(7)
 
 
 def test_without_an_owner_a_stream_takes_nothing_for_granted_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(idle.time, "monotonic", lambda: now)
-    stream = IdleStream()
+    stream = Looking(IdleStream())
     looks = 0
     for _ in range(1000):  # ten seconds
         now += 0.01
-        if not stream.is_quiet(7):
-            looks += 1
-            stream.found_nothing(7)
+        looks += stream.has_looked(7)
     assert 14 <= looks <= 18, "six in the first second, then one a second"
-    stream.found_something()
-    assert not stream.is_quiet(7)
-    stream.found_nothing(7)
+    now += 2
+    stream.more = 1
+    assert stream.has_looked(7)
+    stream.more = 0
+    assert stream.has_looked(7), "what has come once may come again"
     now += 0.021
-    assert not stream.is_quiet(7), "what has come once may come again"
+    assert stream.has_looked(7), "it waits as short as at first"
 
 
 # -- counted at an object store -------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def set_up_logs(form: str, level: str) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-class _Warnings(logging.Handler):
+class Warnings(logging.Handler):
     """Tells of what parts of a program warn of by their logs, such as a store that does not answer, in a line each."""
 
     def __init__(self, tell: Callable[[str], None], is_told: Callable[[logging.LogRecord], bool]) -> None:
@@ -69,21 +69,22 @@ class _Warnings(logging.Handler):
 
 
 @contextmanager
-def logs_shown(
-    tell: Callable[[str], None], is_told: Callable[[logging.LogRecord], bool], *, verbose: bool, as_json: bool
-) -> Iterator[None]:
-    """Who asks for the log sees all of it; others see a line for each warning that they are not told of otherwise."""
+def logs_shown(warnings: logging.Handler | None = None, *, verbose: bool, as_json: bool) -> Iterator[None]:
+    """Show all of the log to a user who asks for it, and otherwise what `warnings` make of it. Without those the
+    command tells of each failure itself, and the log adds only threads that a defect has ended."""
     if verbose:
         set_up_logs("json" if as_json else "text", "info")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
         yield
         return
-    logger, warnings = logging.getLogger("detent"), _Warnings(tell, is_told)
+    logger, handler = logging.getLogger("detent"), warnings or logging.StreamHandler()
+    if warnings is None:
+        handler.setLevel(logging.CRITICAL)
     before = logger.propagate
-    logger.addHandler(warnings)
+    logger.addHandler(handler)
     logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(warnings)
+        logger.removeHandler(handler)
         logger.propagate = before

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self
 
-from detent.cli._logs import logs_shown
+from detent.cli._logs import Warnings, logs_shown
 from detent.cli._output import line_text
 from detent.errors import Unavailable
 from detent.runtime.report import Report, State
@@ -321,4 +321,5 @@ def logs_told(
     view: TaskView, is_told: Callable[[logging.LogRecord], bool], *, verbose: bool, as_json: bool
 ) -> AbstractContextManager[None]:
     """What parts of the program say in their logs, as notices; what `is_told` in another way is left out."""
-    return logs_shown(lambda text: view.tell(warning(text)), is_told, verbose=verbose, as_json=as_json)
+    warnings = Warnings(lambda text: view.tell(warning(text)), is_told)
+    return logs_shown(warnings, verbose=verbose, as_json=as_json)

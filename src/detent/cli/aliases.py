@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from detent.cli._common import parse_inputs
+from detent.cli._logs import logs_shown
 from detent.cli.bus import bus
 from detent.cli.consumer import consumer
 from detent.cli.graph import graph
 from detent.cli.ingest import ingest
 from detent.cli.kinds import APP, CONSUMER, GRAPH, INGEST
-from detent.cli.kinds.consumer import adjust, log_as_asked, store_url
+from detent.cli.kinds.consumer import adjust, store_url
 from detent.cli.kinds.kind import TaskKind, VerbOptions
 from detent.cli.run import run
 from detent.cli.tasks import (
@@ -107,7 +108,7 @@ def delete(**given: Any) -> None:
 @click.option("--worker", "member", hidden=True, help="What a supervisor starts its processes with.")
 def consume(member: str | None, **given: Any) -> None:
     """`detent run`, and what it starts the processes of a consumer with."""
-    with log_as_asked(verbose=given["verbose"], as_json=given["as_json"]):
+    with logs_shown(verbose=given["verbose"], as_json=given["as_json"]):
         if member is None:
             _call(run, of_kind=CONSUMER, **given)
             return

@@ -12,10 +12,10 @@ from typing import Any, Final, NoReturn
 import click
 
 from detent.cli._common import Option, force_option, names_server, url_option, with_options
+from detent.cli._logs import logs_shown
 from detent.cli._output import note
 from detent.cli._views import PartView, TaskView, logs_told, view_of
 from detent.cli.kinds import CONSUMER, KINDS, find_all
-from detent.cli.kinds.consumer import log_as_asked
 from detent.cli.kinds.kind import Found, Given, HandlersLate, ReadyTask, TaskKind
 from detent.errors import Invalid
 from detent.runtime.signals import stop_on_signals
@@ -237,7 +237,7 @@ def _logs(ready: Sequence[ReadyTask], view: TaskView, given: Given) -> AbstractC
     """What parts of the tasks say in their logs."""
     verbose, as_json = given["verbose"], given["as_json"]
     if all(one.kind == CONSUMER.noun for one in ready):
-        return log_as_asked(verbose=verbose, as_json=as_json)
+        return logs_shown(verbose=verbose, as_json=as_json)  # a consumer tells of each failure in a line
     if not any(one.tells_of_log for one in ready):
         return nullcontext()
     is_told = lambda logged: any(one.is_told(logged) for one in ready)  # noqa: E731

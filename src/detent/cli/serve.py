@@ -24,6 +24,14 @@ from detent.paths import path_url
 @click.option("--no-auth", is_flag=True, help="Let every client that can reach the port do anything.")
 @click.option("--tls-cert", metavar="FILE", type=click.Path(path_type=Path), help="Serve HTTPS with this certificate.")
 @click.option("--tls-key", metavar="FILE", type=click.Path(path_type=Path), help="The certificate's private key.")
+@click.option(
+    "--metrics-queues",
+    default=500,
+    show_default=True,
+    type=click.IntRange(0, 1000),
+    metavar="N",
+    help="Queues on the page /metrics: those with the longest backlogs.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), default="info", show_default=True)
 @force_option
@@ -35,6 +43,7 @@ def serve(
     no_auth: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
+    metrics_queues: int,
     log_format: str,
     log_level: str,
     force: bool,
@@ -70,7 +79,7 @@ def serve(
                 f"--no-auth lets every client in, and {variable} gives keys: leave --no-auth out, or unset {variable}"
             )
     ring = None if no_auth else open_ring(keys)
-    serving = Serving(store, host, port, ring, no_auth, tls_cert, tls_key, force)
+    serving = Serving(store, host, port, ring, no_auth, tls_cert, tls_key, force, metrics_queues)
 
     def ready(address: str) -> None:
         kept = " (nothing is kept when it stops)" if store == "memory:" else ""

@@ -17,7 +17,7 @@ keys_option = click.option(
 )
 
 
-PRESETS: Final = {"metrics": ("consume:metrics:*",)}
+PRESETS: Final = {"metrics": ("read:metrics:*",), "viewer": ("read:*:*",)}
 """The grants for a purpose."""
 
 
@@ -49,15 +49,16 @@ def _path(given: str | None) -> Path:
     "grants",
     multiple=True,
     metavar="RIGHT:KIND:PATTERN",
-    help="What it may do: publish, consume or admin, on queue, journal, ledger, consumer, metrics or *, by name with * "
-    "and ?. Repeatable.",
+    help="What it may do: read, publish, consume or admin, on queue, journal, ledger, consumer, metrics or *, by name "
+    "with * and ?. Repeatable.",
 )
 @click.option(
     "--preset",
     "presets",
     multiple=True,
     type=click.Choice(list(PRESETS)),
-    help="The grants for a purpose. 'metrics': to read /metrics, and nothing else.",
+    help="The grants for a purpose. 'metrics': to read /metrics, and nothing else. 'viewer': to see everything, "
+    "and change nothing.",
 )
 @click.option("--expires", metavar="DURATION", help="Counts no more after this time, such as 90d.")
 @keys_option
@@ -78,6 +79,7 @@ def create(
       detent token create shop --grant publish:queue:orders --expires 90d
       detent token create operator --grant 'admin:*:*' --expires 30d
       detent token create prometheus --preset metrics
+      detent token create wallboard --preset viewer
     """
     from datetime import timedelta
 

@@ -12,7 +12,7 @@ the order in which things happen:
     verify.py      the engine's part of `store verify`, and what a finding is
 """
 
-from detent.engine.engine import Engine, operation_union
+from detent.engine.engine import Engine, Trouble, operation_union
 from detent.engine.operation import MALFORMED, ApplyContext, Done, Machine, Operation, Request, Result, Ticket
 from detent.engine.ownertime import OwnerTime, steady_s, wall_ms
 
@@ -27,6 +27,7 @@ __all__ = [
     "Request",
     "Result",
     "Ticket",
+    "Trouble",
     "operation_union",
     "steady_s",
     "wall_ms",

@@ -12,6 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Union
 
 import msgspec
@@ -49,6 +50,19 @@ FULL = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why an engine does not commit now."""
+
+    is_final: bool
+    """Another process owns the store, so this engine never commits again."""
+
+    seconds: float
+    """For how long nothing could be committed, where that may end."""
+
+    reason: str
+
+
 class Engine:
     """Applies transactions to the registered machines, over one kv writer."""
 
@@ -78,6 +92,8 @@ class Engine:
         self._to_announce: list[Machine] = []
         self._stale = True
         self._full = False
+        self._failing: tuple[float, Exception] | None = None  # since when commits fail, and the last one's error
+        self._committing_since: float | None = None
         self._lead = Lead(self._run_group, self._refuse)
         self._to_post: deque[_Posted] = deque()
         self.groups = 0
@@ -117,6 +133,22 @@ class Engine:
     def proved_since_ms(self) -> int:
         """Since when the owners of this store prove producers; releases before did not."""
         return self._sessions.proved_since_ms
+
+    def trouble(self) -> Trouble | None:
+        """What keeps this engine from committing, as far as it has tried; None if nothing is known to. For any
+        thread. While commits fail, the housekeeping of each second tries one, so what has passed is noticed."""
+        now = time.monotonic()
+        if self._fatal is not None:
+            return Trouble(True, 0.0, str(self._fatal))
+        if (failing := self._failing) is not None:
+            return Trouble(False, now - failing[0], str(failing[1]))
+        since = self._committing_since
+        return None if since is None else Trouble(False, now - since, "a commit is under way, and does not end")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the last group found room on the disk for nothing but what makes room. For any thread."""
+        return self._full
 
     # -- callers ------------------------------------------------------------------------------------------------
 
@@ -214,6 +246,7 @@ class Engine:
         But for an interrupt of the leading thread: that one leaves undecided tickets to the thread that heals the lead.
         """
         began, self._sync_s = time.perf_counter(), 0.0
+        self._committing_since = time.monotonic()
         try:
             self._decide([ticket for ticket in group if not ticket.decided])
         except BaseException as error:
@@ -227,6 +260,7 @@ class Engine:
             if not isinstance(error, DetentError):
                 logger.exception("a group commit failed")
         finally:
+            self._committing_since = None
             crash.point("engine.group.before_answer")
             finish(group)
         if self.observer is not None:
@@ -258,6 +292,10 @@ class Engine:
         else:
             for ticket in group:
                 ticket.decided = True
+
+    def _note_failure(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            self._failing = (time.monotonic() if self._failing is None else self._failing[0], error)
 
     def _decide_one_by_one(self, group: list[Ticket]) -> None:
         """Nothing of the group was committed. Whichever transaction caused that shall be the only one to fail."""
@@ -308,7 +346,7 @@ class Engine:
 
     def _record_time(self, batch: Batch, now_ms: int) -> None:
         """No record of the store is dated later than a step after the time in this one."""
-        if self._is_set_back or now_ms - self._stored_ms >= TIME_STEP_MS:
+        if self._is_set_back or self._failing is not None or now_ms - self._stored_ms >= TIME_STEP_MS:
             batch.put(TIME.raw, self.time.recorded(now_ms).encode())
             self._stored_ms, self._is_set_back = now_ms, False
 
@@ -326,6 +364,7 @@ class Engine:
                 raise
             return
         self._sync_s = time.perf_counter() - began
+        self._failing = None
         crash.point("engine.group.after_commit")
         for ticket in group:
             ticket.decided = True
@@ -385,7 +424,7 @@ class Engine:
     def _keep_house(self, ticket: Ticket, now_ms: int) -> bool:
         """The engine's own operations have no client who could ask again, so no answer is stored."""
         self._sessions.expire(now_ms)
-        changed = self._sessions.dirty
+        changed = self._sessions.dirty or self._failing is not None  # a commit shows whether they still fail
         closing = ticket.request.operations[0].closing
         for machine in self._machines:
             for operation in machine.closing() if closing else machine.due(now_ms):
@@ -428,8 +467,12 @@ class Engine:
 
     def _recover(self) -> None:
         """Memory may be ahead of the disk: drop it and read again before a caller is served."""
-        self._writer.recover()
-        self._load()
+        try:
+            self._writer.recover()
+            self._load()
+        except Exception as error:
+            self._note_failure(error)
+            raise
 
     def _settle(self, group: list[Ticket], error: BaseException) -> None:
         """A commit with an unknown outcome: read what is durable, then tell each caller the truth.
@@ -438,6 +481,7 @@ class Engine:
         """
         logger.warning("a commit failed, the engine starts over from what is durable: %s", error)
         self._stale = True
+        self._note_failure(error)
         try:
             self._recover()
         except Exception as failure:

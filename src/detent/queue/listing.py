@@ -55,11 +55,12 @@ def describe(memory: QueueMemory, op: ops.DescribeQueues, context: ApplyContext)
         names = sorted(name for name in memory.queues if name.startswith(op.prefix))
         names = names[: op.limit] if op.limit else names
     with memory.reader.view() as view:
-        found = [_describe(memory, memory.queues[name], view) for name in names]
+        found = [described(memory, memory.queues[name], view) for name in names]
     return ops.QueueDescriptions(found, memory.own.ready.get(0, 0), memory.dedup_window_ms)
 
 
-def _describe(memory: QueueMemory, state: QueueState, view: View) -> ops.QueueDescription:
+def described(memory: QueueMemory, state: QueueState, view: View) -> ops.QueueDescription:
+    """One queue."""
     return ops.QueueDescription(
         name=state.name,
         number=state.number,

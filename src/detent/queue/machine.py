@@ -26,6 +26,7 @@ from detent.queue import (
     loading,
     peeking,
     publishing,
+    surveying,
 )
 from detent.queue import operations as ops
 from detent.queue import reader_operations as reader_ops
@@ -43,6 +44,7 @@ class QueueMachine(QueueMemory):
         ops.Redrive,
         ops.Purge,
         ops.DescribeQueues,
+        surveying.SurveyQueues,
         ops.ListFailed,
         ops.FindMessage,
         listing.ListMessages,
@@ -76,6 +78,7 @@ class QueueMachine(QueueMemory):
         ops.LeaseExtended,
         ops.Moved,
         ops.QueueDescriptions,
+        surveying.QueueSurvey,
         ops.FailedMessages,
         ops.MessageFound,
         listing.ListedMessages,
@@ -106,6 +109,7 @@ class QueueMachine(QueueMemory):
             ops.Unclaim: partial(claiming.unclaim, self),
             ops.ReadHeld: partial(claiming.read_held, self),
             ops.DescribeQueues: partial(listing.describe, self),
+            surveying.SurveyQueues: partial(surveying.survey, self),
             ops.ListFailed: partial(listing.list_failed, self),
             ops.FindMessage: partial(listing.find_message, self),
             listing.ListMessages: partial(listing.list_messages, self),

@@ -179,7 +179,7 @@ class OwnerApp:
         return Reply.json({"epoch": self._engine.epoch, "pid": os.getpid()})
 
     async def _size(self, call: OwnerCall) -> Reply:
-        call.require_everywhere("consume")
+        call.require_everywhere("read")
         return Reply.json(await asyncio.to_thread(self._store.size_bytes))
 
     # -- waits --------------------------------------------------------------------------------------------------

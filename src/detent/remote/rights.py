@@ -9,18 +9,33 @@ from detent.engine import Operation
 from detent.errors import Denied, DetentError, StaleReceipt
 from detent.journal import operations as journals
 from detent.ledger import operations as ledgers
-from detent.queue import QueueMachine, listing, peeking
+from detent.queue import QueueMachine, listing, peeking, surveying
 from detent.queue import operations as queues
 from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
 from detent.shard import operations as shards
 
-Right = Literal["publish", "consume", "admin"]
+Right = Literal["read", "publish", "consume", "admin"]
+"""What a caller may do. `read` looks: at counts, settings and messages, without claiming any."""
+
 Kind = Literal["queue", "journal", "ledger", "consumer", "metrics"]
 
 
 EVERYTHING: Final = "*"
 """What a grant says that is on all kinds, or on all names."""
+
+_INCLUDING: Final[dict[str, frozenset[str]]] = {
+    "read": frozenset({"read", "consume", "admin"}),
+    "publish": frozenset({"publish", "admin"}),
+    "consume": frozenset({"consume", "admin"}),
+    "admin": frozenset({"admin"}),
+}
+"""The granted rights that include a right: one who consumes messages may look at them."""
+
+
+def includes(granted: str, right: str) -> bool:
+    """Whether a granted right is a right, or includes it."""
+    return granted in _INCLUDING[right]
 
 
 class GrantedRight(Protocol):
@@ -76,6 +91,7 @@ _consumer_admin: Final = Need("admin", "consumer", "consumer")
 _consumer_consume: Final = Need("consume", "consumer", "consumer")
 _queue_admin: Final = Need("admin", "queue", "queue")
 _queue_consume: Final = Need("consume", "queue", "queue")
+_queue_read: Final = Need("read", "queue", "queue")
 
 NEEDS: Final[dict[type[Operation], Need]] = {
     journals.CreateJournal: _journal_admin,
@@ -104,36 +120,37 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     queues.Extend: _queue_consume,
     queues.Unclaim: _queue_consume,
     queues.ReadHeld: _queue_consume,
-    queues.DescribeQueues: _queue_consume,
-    queues.ListFailed: _queue_consume,
-    queues.FindMessage: Need("consume", "queue"),
-    listing.ListMessages: _queue_consume,
-    listing.ListDone: _queue_consume,
-    listing.ListAttempts: _queue_consume,
-    peeking.PeekMessages: _queue_consume,
+    queues.DescribeQueues: _queue_read,
+    surveying.SurveyQueues: Need("read", "queue"),
+    queues.ListFailed: _queue_read,
+    queues.FindMessage: Need("read", "queue"),
+    listing.ListMessages: _queue_read,
+    listing.ListDone: _queue_read,
+    listing.ListAttempts: _queue_read,
+    peeking.PeekMessages: _queue_read,
     readers.OpenReader: _queue_consume,
     readers.Assign: _queue_consume,
     readers.AckAssigned: _queue_consume,
     readers.ReadAssignment: _queue_consume,
     readers.ReleaseReader: _queue_consume,
     readers.DeleteReader: _queue_consume,
-    readers.DescribeReaders: _queue_consume,
+    readers.DescribeReaders: _queue_read,
     ledgers.EnterLedger: _ledger_publish,
     ledgers.ResetLedger: _ledger_admin,
     ledgers.DeleteLedger: _ledger_admin,
-    ledgers.DescribeLedgers: Need("consume", "ledger", "name"),
+    ledgers.DescribeLedgers: Need("read", "ledger", "name"),
     ledgers.PinOffsets: _ledger_publish,
     ledgers.Unpin: _ledger_admin,
-    ledgers.DescribePins: Need("consume", "ledger"),
+    ledgers.DescribePins: Need("read", "ledger"),
     ledgers.PlanOffsets: Need("consume", "ledger", "name"),
     ledgers.DeclareStream: _ledger_publish,
-    ledgers.DescribeStreams: Need("consume", "ledger"),
+    ledgers.DescribeStreams: Need("read", "ledger"),
     shards.RegisterConsumer: _consumer_consume,
     shards.Heartbeat: _consumer_consume,
     shards.LeaseShard: _consumer_consume,
     shards.ReleaseShards: _consumer_consume,
     shards.OpenShard: _consumer_consume,
-    shards.FindShard: _consumer_consume,
+    shards.FindShard: Need("read", "consumer", "consumer"),
     shards.CommitShard: _consumer_consume,
     shards.ReadShardState: _consumer_consume,
     shards.ScanShardState: _consumer_consume,
@@ -141,14 +158,14 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     shards.PauseConsumer: _consumer_admin,
     shards.ResetShards: _consumer_admin,
     shards.DeleteConsumer: _consumer_admin,
-    shards.DescribeConsumers: Need("consume", "consumer", "name"),
+    shards.DescribeConsumers: Need("read", "consumer", "name"),
 }
 
 
 def may_all(caller: RightsHolder, right: Right, kind: Kind) -> bool:
     """Whether a caller has a right on all queues, or all journals."""
     return any(
-        grant.right in {right, "admin"} and grant.kind in {kind, EVERYTHING} and grant.pattern == EVERYTHING
+        includes(grant.right, right) and grant.kind in {kind, EVERYTHING} and grant.pattern == EVERYTHING
         for grant in caller.grants
     )
 
@@ -168,7 +185,7 @@ def told(caller: RightsHolder | None, error: DetentError) -> DetentError:
     if caller is None or withheld is None:
         return error
     try:
-        caller.require("consume", cast(Kind, withheld.kind), withheld.name)
+        caller.require("read", cast(Kind, withheld.kind), withheld.name)
     except Denied:
         return type(error)(withheld.instead, *error.args[1:])
     return error

@@ -40,12 +40,12 @@ class ServedJournals:
         }
 
     async def _names(self, call: OwnerCall) -> Reply:
-        call.require_everywhere("consume")
+        call.require_everywhere("read")
         prefix = text_of(call.query(), "prefix")
         return Reply.json(await asyncio.to_thread(self._reader.names, prefix))
 
     async def _extents(self, call: OwnerCall) -> Reply:
-        call.require_everywhere("consume")
+        call.require_everywhere("read")
         prefix = text_of(call.query(), "prefix")
         return Reply.json(await asyncio.to_thread(self._reader.extents, prefix))
 
@@ -100,5 +100,5 @@ def journal_of(call: OwnerCall) -> str:
     """The journal that a call reads, which its caller may."""
     name = text_of(call.query(), "journal")
     check_name(name)
-    call.require("consume", "journal", name)
+    call.require("read", "journal", name)
     return name

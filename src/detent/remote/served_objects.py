@@ -59,7 +59,7 @@ class ServedObjects:
         if call.method == "PUT":
             call.require_everywhere("publish")
             return await self._put(call, name)
-        call.require_everywhere("consume")
+        call.require_everywhere("read")
         if call.method == "HEAD":
             return await self._size(name)
         if call.method == "GET":

@@ -10,6 +10,7 @@ from detent.errors import Denied
 from detent.remote.rights import EVERYTHING as EVERYTHING
 from detent.remote.rights import Kind as Kind
 from detent.remote.rights import Right as Right
+from detent.remote.rights import includes
 
 RIGHTS: Final[tuple[Right, ...]] = get_args(Right)
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -18,8 +19,8 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A right on the queues, journals, ledgers or consumers whose names match a pattern (``*`` and ``?``, as in a
-    shell). The right `admin` includes the other two; the kind ``*`` means all of them, and
-    the metrics."""
+    shell). The right `admin` includes all others, and `consume` includes `read`; the kind ``*`` means
+    all of them, and the metrics."""
 
     right: str
     kind: str
@@ -28,7 +29,7 @@ class Grant:
     def allows(self, right: str, kind: str, name: str) -> bool:
         """Whether it covers this."""
         return (
-            self.right in {right, "admin"}
+            includes(self.right, right)
             and self.kind in {kind, EVERYTHING}
             and (self.pattern == EVERYTHING or fnmatchcase(name, self.pattern.replace("[", "[[]")))
         )
@@ -54,7 +55,7 @@ class Caller:
 
     def require_everywhere(self, right: Right) -> None:
         """`Denied` unless the caller has the right on everything there is: what concerns the whole store."""
-        if not any(g.right in {right, "admin"} and g.kind == g.pattern == EVERYTHING for g in self.grants):
+        if not any(includes(g.right, right) and g.kind == g.pattern == EVERYTHING for g in self.grants):
             raise Denied(f"{self.name} may not {right} on the whole store")
 
 

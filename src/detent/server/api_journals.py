@@ -70,7 +70,7 @@ async def list_journals(call: ApiCall[None, ListQuery]) -> JournalList:
 
 def _described(call: ApiCall[Any, Any], info: JournalInfo) -> JournalDescription:
     """A journal, with what the caller may read of it."""
-    return describe_journal(info, with_registers=call.caller.may("consume", "journal", info.name))
+    return describe_journal(info, with_registers=call.caller.may("read", "journal", info.name))
 
 
 def _infos(reader: JournalReader, names: Any) -> list[JournalInfo]:
@@ -111,7 +111,7 @@ async def configure_journal(call: ApiCall[Any, None]) -> JournalDescription:
 
 
 async def show_journal(call: ApiCall[None, None]) -> JournalDescription:
-    """Extent, settings and, for a caller that may `consume`, registers."""
+    """Extent, settings and, for a caller that may `read`, registers."""
     return _described(call, await call.store.journal(call.name).info())
 
 
@@ -138,12 +138,12 @@ async def show_registers(call: ApiCall[None, None]) -> Registers:
 
 async def set_registers(call: ApiCall[RegistersRequest, None]) -> Registers:
     """Set registers (null removes one), if those named in `expect` are as expected (null: absent); else 409, and
-    nothing is changed. Answers all registers, or to a caller that may not `consume` those that it has set."""
+    nothing is changed. Answers all registers, or to a caller that may not `read` those that it has set."""
     journal = call.store.journal(call.name)
     if not call.body.set:
         raise Invalid("there is nothing to set: name a register")
     await journal.set_registers(call.body.set, expect=call.body.expect)
-    if not call.caller.may("consume", "journal", call.name):
+    if not call.caller.may("read", "journal", call.name):
         return Registers(registers={name: value for name, value in call.body.set.items() if value is not None})
     return Registers(registers=await journal.registers())
 
@@ -300,9 +300,9 @@ ROUTES: Final = (
         body=JournalEntry | list[JournalEntry], bulk=append_stream, errors=(),
     ),
     Route(
-        "GET", f"{JOURNAL}/messages", read, "Read messages", "consume", JournalMessages, query=ReadQuery, arrow=True,
+        "GET", f"{JOURNAL}/messages", read, "Read messages", "read", JournalMessages, query=ReadQuery, arrow=True,
     ),
-    Route("GET", f"{JOURNAL}/registers", show_registers, "Show registers", "consume", Registers, errors=()),
+    Route("GET", f"{JOURNAL}/registers", show_registers, "Show registers", "read", Registers, errors=()),
     Route(
         "PATCH", f"{JOURNAL}/registers", set_registers, "Set registers", "publish", Registers,
         body=RegistersRequest, errors=(409,),

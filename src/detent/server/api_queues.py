@@ -404,15 +404,15 @@ async def purge(call: ApiCall[PurgeRequest, None]) -> Purged:
 
 
 async def show_message(call: ApiCall[None, None]) -> MessageDescription | Response:
-    """A message, and where it is in each queue that the caller may consume."""
+    """A message, and where it is in each queue that the caller may read."""
     number = _number(call.name)
     info: MessageInfo | None
     try:
         info = await call.store.message(number)
     except NotFound:
         info = None
-    places = [] if info is None else [p for p in info.places if call.caller.may("consume", "queue", p.queue)]
-    if info is None or not (places or may_everywhere(call.caller, "consume")):
+    places = [] if info is None else [p for p in info.places if call.caller.may("read", "queue", p.queue)]
+    if info is None or not (places or may_everywhere(call.caller, "read")):
         raise NotFound(
             f"there is no message {number}: it is done, expired, was never published, or is in no queue of yours"
         )
@@ -459,8 +459,8 @@ ROUTES: Final = (
         "POST", f"{QUEUE}/extend", extend, "Hold a message for longer", "consume", Extended,
         body=ExtendRequest, errors=(404, 410),
     ),
-    Route("GET", f"{QUEUE}/messages", peek, "Look at a queue's messages", "consume", QueuedList, query=PeekQuery),
-    Route("GET", f"{QUEUE}/failed", list_failed, "List failed messages", "consume", FailureList, query=FailedQuery),
+    Route("GET", f"{QUEUE}/messages", peek, "Look at a queue's messages", "read", QueuedList, query=PeekQuery),
+    Route("GET", f"{QUEUE}/failed", list_failed, "List failed messages", "read", FailureList, query=FailedQuery),
     Route(
         "POST", f"{QUEUE}/redrive", redrive, "Try failed messages again", "admin", Redriven,
         body=RedriveRequest, errors=(404, 409),

@@ -73,7 +73,7 @@ class Counting(Protocol):
 
 class ServerApplication:
     """All parts behind one port, as ASGI. Without keys, any caller may do anything; then `hosts` says which values of
-    the header `Host` a request may have."""
+    the header `Host` a request may have. Of `probes`, which tools ask all the time, the log has what is new."""
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class ServerApplication:
         *,
         keys: KeyRing | None = None,
         public: frozenset[str] = frozenset(),
+        probes: frozenset[str] = frozenset(),
         hosts: Callable[[str], bool] | None = None,
         counting: Counting | None = None,
         tracing: Tracing | None = None,
@@ -88,6 +89,7 @@ class ServerApplication:
         self._parts = parts
         self._keys = keys
         self._public = public
+        self._probed = dict.fromkeys(probes, 200)  # the status of each one's last answer
         self._hosts = hosts
         self._counting = counting
         self._tracing = tracing
@@ -170,9 +172,14 @@ class ServerApplication:
         seconds = time.monotonic() - began
         if self._counting is not None:
             self._counting.request("none" if part is None else part.name, request.method, status, seconds)
-        if logger.isEnabledFor(logging.INFO):
+        level = logging.INFO
+        if (before := self._probed.get(request.path)) is not None:
+            self._probed[request.path] = status
+            level = logging.DEBUG if status == before else logging.INFO
+        if logger.isEnabledFor(level):
             who = {"caller": request.caller} if request.caller else {}
-            logger.info(
+            logger.log(
+                level,
                 "request",
                 extra={
                     "client": request.client,

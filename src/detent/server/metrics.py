@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from detent.engine import OwnerTime, Ticket
+from detent.engine import Operation, OwnerTime, Ticket, Trouble
 from detent.errors import StaleReceipt
 from detent.queue import operations as ops
 from detent.server.metrics_state import StateCollector, StoreState
@@ -43,6 +43,8 @@ class Metrics:
         self._duplicates = _counter("dedup_hits", "Publishes whose dedup key was known.", registry)
         self._claimed = _counter("claimed_messages", "Messages given out.", registry)
         self._redelivered = _counter("redeliveries", "Messages given out that had been given out before.", registry)
+        self._acked = _counter("acknowledged_messages", "Messages acknowledged.", registry)
+        self._failed = _counter("failed_attempts", "Claimed messages handed back as failed.", registry)
         self._stale = _counter("stale_receipts_refused", "Requests refused for a stale receipt.", registry)
         self._refused = Counter("detent_refused_transactions", "Transactions refused.", ["error"], registry=registry)
         self._requests = Counter(
@@ -69,11 +71,16 @@ class Metrics:
                 self._refused.labels(type(ticket.error).__name__).inc()
                 if isinstance(ticket.error, StaleReceipt):
                     self._stale.inc()
-            for result in ticket.results or ():
-                self._count(result)
+            if ticket.results is not None:
+                for operation, result in zip(ticket.request.operations, ticket.results, strict=False):
+                    self._count(operation, result)
 
-    def _count(self, result: Any) -> None:
-        if isinstance(result, ops.PublishedMessages):
+    def _count(self, operation: Operation, result: Any) -> None:
+        if isinstance(operation, ops.Ack):
+            self._acked.inc(len(operation.messages))
+        elif isinstance(operation, ops.Fail):
+            self._failed.inc(len(operation.messages))
+        elif isinstance(result, ops.PublishedMessages):
             self._published.inc(result.count)
             self._duplicates.inc(len(result.duplicates))
         elif isinstance(result, ops.ClaimedMessages):
@@ -100,10 +107,12 @@ class Metrics:
         """The owner's time, as the messages' times are."""
         return self._time.now_ms()
 
-    def page(self, state: StoreState) -> bytes:
-        """All of it, as Prometheus reads it."""
+    def page(self, state: StoreState | None, trouble: Trouble | None = None, *, is_full: bool = False) -> bytes:
+        """All of it, as Prometheus reads it; without a state where the store does not answer."""
         now = CollectorRegistry()
-        now.register(StateCollector(state))
+        if state is not None:
+            now.register(StateCollector(state))
+        now.register(_StoreHealth(state is not None, trouble, is_full))
         now.register(_SampleClock(self._time))
         page: bytes = generate_latest(self.registry) + generate_latest(now)
         return page
@@ -114,6 +123,30 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 
 def _counter(name: str, text: str, registry: CollectorRegistry) -> Counter:
     return Counter(f"detent_{name}", text, registry=registry)
+
+
+class _StoreHealth:
+    """Whether the store can be read and written."""
+
+    def __init__(self, is_up: bool, trouble: Trouble | None, is_full: bool) -> None:
+        self._is_up = is_up
+        self._trouble = trouble
+        self._is_full = is_full
+
+    def collect(self) -> Iterator[Metric]:
+        trouble = self._trouble
+        yield GaugeMetricFamily("detent_store_up", "1 if the store answers this server.", value=self._is_up)
+        yield GaugeMetricFamily(
+            "detent_store_fenced", "1 if another process owns the store: this server commits no more.",
+            value=trouble is not None and trouble.is_final,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "detent_store_stuck_seconds", "For how long commits have failed, or one has taken; 0 if they go through.",
+            value=0.0 if trouble is None else trouble.seconds,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "detent_store_full", "1 if the disk is full, so that new messages are refused.", value=self._is_full
+        )
 
 
 class _SampleClock:

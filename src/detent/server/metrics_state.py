@@ -1,6 +1,7 @@
 """What is in the store at the moment of a scrape, for Prometheus: queues, journals, consumers, graphs and ledgers.
 
-A scrape costs no more than `OBJECTS_MAX` of each kind and `AGES_MAX` messages, whatever is in the store.
+A scrape shows the queues with the longest backlogs and the first `OBJECTS_MAX` of the other kinds, and reads at most
+`AGES_MAX` messages, whatever is in the store. What all queues hold together is exact.
 """
 
 from __future__ import annotations
@@ -18,14 +19,25 @@ from detent.errors import NotFound
 from detent.journal import JournalExtent, JournalReader
 from detent.ledger import operations as ledgers
 from detent.queue import operations as queues
+from detent.queue.surveying import SURVEY_MAX, QueueTotals, SurveyQueues
 from detent.shard import operations as shards
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
 
 OBJECTS_MAX: Final = 1_000
-"""Queues, journals, consumers and ledgers that one page has, of each kind; the first ones by name. It is the most that
-the store lists at a time, and about as many series as a dashboard can show."""
+"""Journals, consumers and ledgers that one page has, of each kind; the first ones by name. It is the most that the
+store lists at a time, and about as many series as a dashboard can show."""
+
+QUEUES_SHOWN: Final = 500
+"""Queues that one page has, unless the operator says otherwise: those with the longest backlogs. Each has 12 series, so
+these are 6,000, about as many as a scraper takes from one process without being asked to."""
+
+QUEUES_MAX: Final = SURVEY_MAX
+"""The most queues that a page can have."""
+
+LABEL: Final = "metrics"
+"""The label of a queue that says ``always`` if it shall be on every page, or ``never``."""
 
 AGES_MAX: Final = 100
 """Messages that are read for one page, to say how old they are; those of the longest lags."""
@@ -56,6 +68,7 @@ class StoreState:
 
     now_ms: int = 0
     unmatched: int = 0
+    totals: QueueTotals = field(default_factory=QueueTotals)
     queues: Sequence[queues.QueueDescription] = ()
     journals: Sequence[JournalExtent] = ()
     consumers: Sequence[shards.ConsumerDescription] = ()
@@ -65,24 +78,24 @@ class StoreState:
     """Kinds of which there are more."""
 
 
-def questions() -> list[Operation]:
+def questions(queues_shown: int = QUEUES_SHOWN) -> list[Operation]:
     """What a page asks the owner: one transaction that changes nothing."""
     return [
-        queues.DescribeQueues(limit=OBJECTS_MAX + 1),
+        SurveyQueues(order="backlog", limit=queues_shown, label=LABEL),
         shards.DescribeConsumers(limit=OBJECTS_MAX),
         ledgers.DescribeLedgers(limit=OBJECTS_MAX),
     ]
 
 
-async def look(store: AsyncStore, now_ms: int) -> StoreState:
+async def look(store: AsyncStore, now_ms: int, queues_shown: int = QUEUES_SHOWN) -> StoreState:
     """The store as it is now. Journals are read in a thread, because they may be far away."""
     import asyncio
 
-    found_queues, found_consumers, found_ledgers = await store.commit(questions())
+    found_queues, found_consumers, found_ledgers = await store.commit(questions(queues_shown))
     consumers = found_consumers.consumers
     listed, lags = await asyncio.to_thread(_journals, store.reader, consumers, now_ms)
     more = {
-        "queue": len(found_queues.queues) > OBJECTS_MAX,
+        "queue": len(found_queues.queues) < found_queues.totals.queues,
         "journal": len(listed) > OBJECTS_MAX,
         "consumer": found_consumers.more,
         "ledger": found_ledgers.more,
@@ -90,7 +103,8 @@ async def look(store: AsyncStore, now_ms: int) -> StoreState:
     return StoreState(
         now_ms,
         found_queues.unmatched,
-        found_queues.queues[:OBJECTS_MAX],
+        found_queues.totals,
+        found_queues.queues,
         listed[:OBJECTS_MAX],
         consumers,
         found_ledgers.ledgers,
@@ -157,19 +171,28 @@ class StateCollector:
 
     def collect(self) -> Iterator[Metric]:
         """All of them."""
+        yield from self._all_queues()
         yield from self._queues()
         yield from self._journals()
         yield from self._consumers()
         yield from self._lags()
         yield from self._ledgers()
-        left_out = _gauge(
-            "metrics_left_out", f"1 where there are more than the {OBJECTS_MAX} of a kind that are shown.", "kind"
-        )
+        left_out = _gauge("metrics_left_out", "1 where there are more of a kind than the page shows.", "kind")
         for kind in KINDS:
             left_out.add_metric([kind], kind in self._state.left_out)
         yield left_out
 
+    def _all_queues(self) -> Iterator[Metric]:
+        all_of = self._state.totals  # no totals of events: where a queue is deleted they would fall, and count as new
+        held = _gauge("all_queues_messages", "Messages in all queues, by state.", "state")
+        for state in ("available", "delayed", "blocked", "in_flight", "failed", "done"):
+            held.add_metric([state], getattr(all_of, state))
+        yield GaugeMetricFamily("detent_queues", "Queues in the store.", value=all_of.queues)
+        yield GaugeMetricFamily("detent_paused_queues", "Queues that are paused.", value=all_of.paused)
+        yield held
+
     def _queues(self) -> Iterator[Metric]:
+        paused = _gauge("queue_paused", "1 while the queue is paused.", "queue")
         held = _gauge("queue_messages", "Messages in a queue, by state.", "queue", "state")
         age = _gauge("queue_oldest_age_seconds", "How long the oldest available message has waited.", "queue")
         total = CounterMetricFamily(
@@ -187,10 +210,12 @@ class StateCollector:
             for state, count in states.items():
                 held.add_metric([queue.name, state], count)
             age.add_metric([queue.name], self._age_s(queue.oldest_ms))
+            paused.add_metric([queue.name], bool(queue.settings.paused))
             for event, count in events.items():
                 total.add_metric([queue.name, event], count)
         yield held
         yield age
+        yield paused
         yield total
         yield GaugeMetricFamily(
             "detent_unmatched_messages", "Stored messages in no queue.", value=self._state.unmatched

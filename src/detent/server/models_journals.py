@@ -46,7 +46,7 @@ JournalDescription: Any = msgspec.defstruct(
     bases=(AnswerModel,),
     namespace={
         "__doc__": "A journal: its extent, its settings and its registers, which are null for a caller that may not "
-        "`consume`. `messages` are those that can be read: the offsets from `first_offset` up to, not including, "
+        "`read`. `messages` are those that can be read: the offsets from `first_offset` up to, not including, "
         "`next_offset`."
     },
     kw_only=True,

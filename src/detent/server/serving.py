@@ -31,8 +31,9 @@ from detent.server.api import Api
 from detent.server.app import Part, ServerApplication
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
+from detent.server.metrics_state import QUEUES_SHOWN
 from detent.server.native import NativePart
-from detent.server.operators import PUBLIC, Operators
+from detent.server.operators import PROBES, PUBLIC, Operators
 from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Door, HttpConnection
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
@@ -78,6 +79,8 @@ class Serving:
     certificate: Path | None = None
     private_key: Path | None = None
     force: bool = False
+    metrics_queues: int = QUEUES_SHOWN
+    """How many queues a page of metrics has."""
 
     def check(self) -> None:
         """Refuse what would let strangers in, and what cannot work."""
@@ -180,14 +183,15 @@ async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication
         metrics = Metrics(owner.engine.time)
         owner.engine.observer = metrics
         parts: list[Part] = [
-            Operators(store, metrics),
+            Operators(store, metrics, owner.engine, serving.metrics_queues),
             Api(store, stale=metrics.stale_receipt),
             NativePart(store),
             SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
         ]
         app = ServerApplication(
-            parts, keys=serving.keys, public=PUBLIC, hosts=hosts, counting=metrics, tracing=find_tracing()
-        )
+            parts, keys=serving.keys, public=PUBLIC, probes=PROBES, hosts=hosts, counting=metrics,
+            tracing=find_tracing(),
+        )  # fmt: skip
         try:
             yield app, parts
         finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from detent.errors import DetentError
 from detent.kv import parse_url
@@ -25,6 +25,8 @@ been deleted or trimmed."""
 
 PACE: Final = Backoff(0.02, 1.0)
 """How long a stream that found nothing takes that for granted, where no owner can be waited at."""
+
+Offset = TypeVar("Offset")
 
 
 class IdleStream:
@@ -40,12 +42,18 @@ class IdleStream:
         self._heard.set()
         self._pool: DaemonPool | None = None
 
-    def is_quiet(self, place: Any) -> bool:
-        """Whether a stream that stands at `place` would find nothing again."""
+    def end_after(self, place: Offset, look: Callable[[], Offset]) -> Offset:
+        """Where a stream that stands at `place` may read to: a look, unless it would find nothing again."""
+        if self._is_quiet(place):
+            return place
+        end = look()
+        self._found_nothing(place) if end == place else self._found_something()
+        return end
+
+    def _is_quiet(self, place: Any) -> bool:
         return place == self._place and (not self._heard.is_set() or time.monotonic() < self._until)
 
-    def found_nothing(self, place: Any) -> None:
-        """A look from `place` has found nothing."""
+    def _found_nothing(self, place: Any) -> None:
         self._place = place
         self._until = time.monotonic() + self._looked.failed()
         if self._wait is None or not self._heard.is_set():
@@ -56,8 +64,7 @@ class IdleStream:
             self._pool = DaemonPool("detent-idle", 1)
         self._pool.submit(lambda: self._listen(heard, place))
 
-    def found_something(self) -> None:
-        """A look has found something: the next one is for real."""
+    def _found_something(self) -> None:
         self._place = None
         self._looked.worked()
 

@@ -255,13 +255,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        idle = self._idle
-        if idle is not None and idle.is_quiet(start):
-            return start
-        end = self._latest(start, limit)
-        if idle is not None:
-            idle.found_nothing(start) if end == start else idle.found_something()
-        return end
+        if self._idle is None:
+            return self._latest(start, limit)
+        return self._idle.end_after(start, lambda: self._latest(start, limit))
 
     def _latest(self, start: Offsets, limit: ReadLimit) -> Offsets:
         journals = self._journals

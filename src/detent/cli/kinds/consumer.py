@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from detent.cli._common import count_text, open_for_writing, resolve
-from detent.cli._logs import set_up_logs
 from detent.cli._output import line_text, ms_of, print_fields, print_json, print_table, time_text
 from detent.cli._views import LAG, Look, ReportColumn, TaskNotice, TaskView, said
 from detent.cli.kinds.kind import Found, Given, KnownTask, ReadyTask, TaskKind, VerbOptions, store_of
@@ -125,23 +124,6 @@ class ConsumerKind(TaskKind):
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def log_as_asked(*, verbose: bool, as_json: bool) -> Iterator[None]:
-    """What a consumer logs is told by us in a line; where in the code something failed, --verbose shows."""
-    if verbose:
-        set_up_logs("json" if as_json else "text", "info")
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request
-        yield
-        return
-    logger = logging.getLogger("detent")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 class ReadyConsumer(ReadyTask):

@@ -20,7 +20,7 @@ from detent.errors import Conflict, Corrupt, Fenced, Invalid, ShardsLost, Unavai
 from detent.ingest import commit_lake, forgetting, ownership, steering
 from detent.ingest.shard_sql import BATCHES, PREPARED, SHARDS
 from detent.ingest.shared_state import FileShard
-from detent.tables import maintenance
+from detent.tables import maintenance, orphans
 from detent.tables.delta import DeltaPlace
 from detent.tables.iceberg_table import IcebergTable
 from lakeworld import Lake
@@ -281,9 +281,9 @@ def test_batch_whose_files_a_vacuum_deleted_is_refused_by_the_commit_and_its_fil
     """A pipeline that stands still for longer than the retention, between its tasks' last file and its commit."""
     pipeline, other = lake.pipeline(), lake.pipeline()
     pipeline.publish("first", 7)
-    now = commit_lake.sweeping_time_s()
+    now = orphans.sweeping_time_s()
     with monkeypatch.context() as patch:
-        patch.setattr(commit_lake, "sweeping_time_s", lambda: now + 8 * 86_400)
+        patch.setattr(orphans, "sweeping_time_s", lambda: now + 8 * 86_400)
         pipeline.publish("slow", 8)
         assert lake.ids() == [7, 8], "files that are there are committed, however old they are"
         shards, output = pipeline.take("a"), pipeline.write(1)
@@ -304,8 +304,8 @@ def test_commit_during_which_a_vacuum_deleted_its_files_ends_with_an_error_that_
 ) -> None:
     pipeline = local.pipeline()
     shards, output = pipeline.take("a"), pipeline.write(1)
-    now = commit_lake.sweeping_time_s()
-    monkeypatch.setattr(commit_lake, "sweeping_time_s", lambda: now + 13 * 3600)
+    now = orphans.sweeping_time_s()
+    monkeypatch.setattr(orphans, "sweeping_time_s", lambda: now + 13 * 3600)
     place = type(pipeline.committer._place)  # type: ignore[attr-defined]
     commit = place.commit
 

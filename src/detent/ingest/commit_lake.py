@@ -27,14 +27,14 @@ import pyarrow.parquet as pq
 from sqlalchemy import Connection
 
 from detent import crash
-from detent.errors import Conflict, Corrupt, LimitExceeded, NotFound, OutcomeUnknown, Unavailable
+from detent.errors import Conflict, LimitExceeded, NotFound, OutcomeUnknown, Unavailable
 from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.prepared import AnotherPrepared, PreparedBatch, PreparedBatches
 from detent.ingest.shared_state import FileShard
 from detent.sql.transactions import transact
 from detent.tables.files import FilePlan, WrittenFile
 from detent.tables.merge import BYTES_MAX, ROWS_MAX, check_rule, one_row_a_key
-from detent.tables.orphans import DATA_FOLDER, sweeping_time_s
+from detent.tables.orphans import DATA_FOLDER, lost_files, require_named
 
 COMMIT_ATTEMPTS: Final = 20
 """How often a commit is tried that other writers of the table came before: pipelines of one table do all the time."""
@@ -43,10 +43,6 @@ PATIENCE_S: Final = 2.0
 """How long a pipeline waits for the batch of another one to be finished, before it does that itself."""
 
 LOOK_S: Final = 0.02
-
-FILES_LOOK_S: Final = 12 * 3600.0
-"""Files that were written longer ago are looked for before they are committed. A vacuum deletes what no commit names
-when it is a day old (`detent.tables.maintenance.FLOOR_S`), so it cannot have deleted younger ones."""
 
 MERGING_FOLDER: Final = "_merging"
 """The folder of batches whose rows are to replace others. Vacuums leave names with an underscore alone."""
@@ -151,12 +147,13 @@ class LakeCommitter(TableCommitter):
                 f"the batch {prepared.batch} was prepared longer ago than the table is known to remember what it has: "
                 f"look into its history for the mark {self.application} = {prepared.number}"
             )
-        is_whole = not (is_left or _is_old(prepared)) or self._has_files(prepared)
-        if not is_whole:
+        lost = lost_files(self.files, prepared.files, is_looked=is_left)
+        is_whole = not lost
+        if lost:
             log.warning(
-                "files of the batch %s, written at %s, were deleted before it was committed: its rows are read again",
+                "files of the batch %s were deleted before it was committed, such as %s: its rows are read again",
                 prepared.batch,
-                prepared.files[0].path,
+                lost[0],
             )
         try:
             has_it = self._commit(prepared, is_whole=is_whole)
@@ -172,19 +169,6 @@ class LakeCommitter(TableCommitter):
         if prepared.rule is not None:
             self.drop(f"{self.location}/{MERGING_FOLDER}/{prepared.batch}")
         return is_ours
-
-    def _require_files(self, prepared: PreparedBatch, *, is_whole: bool) -> None:
-        """`Corrupt` if files that the table now names were deleted since they were looked for: this process stood still
-        for longer than a vacuum waits."""
-        if is_whole and prepared.rule is None and _is_old(prepared) and not self._has_files(prepared):
-            raise Corrupt(
-                f"the table {self.location} names files of the batch {prepared.batch} that were deleted while it was "
-                f"committed, such as {prepared.files[0].path}. Restore the table to the version before that commit, "
-                "and announce the files of the batch again"
-            )
-
-    def _has_files(self, prepared: PreparedBatch) -> bool:
-        return all(self.files.size(file.path) == file.size for file in prepared.files)
 
     def rows_of(self, prepared: PreparedBatch) -> Any:
         """The rows of a batch that replace others, one a key; `NotFound` if they are not there any more."""
@@ -209,7 +193,8 @@ class LakeCommitter(TableCommitter):
         except OutcomeUnknown as error:  # the next look at the table tells
             raise Unavailable(str(error)) from error
         if is_done:
-            self._require_files(prepared, is_whole=is_whole)
+            if is_whole and prepared.rule is None:
+                require_named(self.files, prepared.files, f"the table {self.location}")
             return is_whole
         return seen[-1].transaction_version(refusal) != prepared.number
 
@@ -240,9 +225,3 @@ class LakeCommitter(TableCommitter):
                 self.drop(f"{self.location}/{MERGING_FOLDER}/{batch}")
                 swept += 1
         return swept
-
-
-def _is_old(prepared: PreparedBatch) -> bool:
-    """Whether a vacuum may have deleted its files."""
-    oldest = min((file.modification_time for file in prepared.files), default=0)
-    return sweeping_time_s() - oldest / 1000 > FILES_LOOK_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from detent.tables.files import FilePlan, WrittenFile, escaped, sweep_folder, wr
 from detent.tables.marks import BatchKey, TableMark
 from detent.tables.merge import one_row_a_key
 from detent.tables.options import APPEND, COMPLETE, OVERWRITE, TableOptions
+from detent.tables.orphans import lost_files, require_named
 
 COMMIT_ATTEMPTS: Final = 5
 """How often a commit is tried that other writers of the table came before."""
@@ -144,21 +145,34 @@ class TableSink(ExternalSink):
         answers = in_tasks(rows, partial(_written, plan))
         files = [file for _, written in answers for file in written]
         if files or mode != APPEND:
-            done = self._commit(view, self._table.adding(view, files, mode), mark)
+            done = self._commit(view, self._table.adding(view, files, mode), mark, partial(self._check, plan, files))
             if done is not None:
+                require_named(plan.files, files, str(self._table))
                 was_repeated = any(attempt for attempt, _ in answers)
                 self._sweep(plan, mark.key, {file.path for file in files}, is_needed=was_repeated)
+
+    def _check(self, plan: FilePlan, files: list[WrittenFile]) -> None:
+        """`Conflict` if files of a batch that stood still for long were deleted."""
+        lost = lost_files(plan.files, files)
+        if lost:
+            raise Conflict(
+                f"files of this batch were deleted before it was committed to {self._table}, such as {lost[0]}: the "
+                "query stood still for longer than a vacuum waits. Start it again: the batch is then written anew"
+            )
 
     def _merge(self, view: Any, rows: DataFrame, plan: FilePlan, mark: TableMark) -> None:
         found = one_row_a_key(collect(rows), self._options.rule)
         if found.num_rows:
             self._commit(view, self._merging(view, found, plan), mark)
 
-    def _commit(self, view: Any, change: Any, mark: TableMark) -> Any:
+    def _commit(self, view: Any, change: Any, mark: TableMark, check: Callable[[], None] = lambda: None) -> Any:
         """Where another driver of the query was faster, no commit names our files; None then."""
 
         def look(seen: Any) -> Any:
-            return None if mark.is_in(seen) else self._stamp(mark)
+            if mark.is_in(seen):
+                return None
+            check()
+            return self._stamp(mark)
 
         crash.point("spark.once.table_before_commit")
         done = self._table.commit(look, change, COMMIT_ATTEMPTS, view)

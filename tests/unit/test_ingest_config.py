@@ -54,6 +54,11 @@ def test_what_is_not_said_has_a_value_that_works() -> None:
         ({"table": ""}, "needs a queue and a table"),
         ({"table": "https://bucket/orders"}, "the table is a folder"),
         ({"partition_by": "day"}, "partition_by is a list"),
+        ({"merge_on": "id", "newest_by": "at"}, "merge_on is a list"),
+        ({"merge_on": ["id", "id"], "newest_by": "at"}, "names a column twice"),
+        ({"merge_on": ["id"]}, "merge_on and newest_by go together"),
+        ({"newest_by": "at"}, "merge_on and newest_by go together"),
+        ({"merge_on": ["id"], "newest_by": "at"}, "rows of a manifest table cannot be replaced"),
         ({"partition_by": ["day", "to_date(at) AS day"]}, "names a column twice"),
         ({"catalog": "http://there"}, "a catalog is for Iceberg"),
         ({"table": 5}, "table is a text, not 5"),
@@ -329,7 +334,7 @@ def test_csv_files_are_grouped_by_their_headers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"sep": "||"}, "one character"), ({"encoding": "none"}, "no encoding"), ({"charset": "utf-16"}, "not in utf-16")],
+    [({"sep": "||"}, "one character"), ({"encoding": "none"}, "no encoding")],
 )
 def test_csv_styles_in_which_no_header_can_be_found_are_refused(options: dict[str, str], why: str) -> None:
     with pytest.raises(Invalid, match=why):

@@ -11,14 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import IntegerType, LongType, StructField, StructType
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 import lakeworld
 from detent.errors import Invalid, LimitExceeded, ShardsLost, Unavailable
 from detent.ingest import commit_lake
 from detent.tables import maintenance
 from detent.tables.delta import DeltaPlace
-from detent.tables.files import FilePlan
 from lakeworld import Lake
 
 pytestmark = pytest.mark.xdist_group("s3")
@@ -217,9 +216,26 @@ def test_merged_rows_bring_columns_and_wider_types(local: Lake) -> None:
     assert found(local) == [(1, 1, None), (2, 2, 8), (1 << 40, 1, 7)]
 
 
-def test_files_of_a_merge_are_bounded_by_the_tables_plan(local: Lake) -> None:
-    """Rows are staged whole: they are partitioned and sorted when they come into the table."""
-    pipeline = local.pipeline()
-    plan = pipeline.committer.plan("0" * 32 + "-000001", lakeworld.UPDATES)
-    assert isinstance(plan, FilePlan)
-    assert (plan.partition_by, plan.sort_by, plan.required) == ((), (), ("id",))
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_rows_are_merged_into_partitions_and_what_a_partition_cannot_have_fails_its_file(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = StructType([*lakeworld.UPDATES.fields, StructField("day", StringType())])
+
+    def rows(*given: tuple[int, int, str | None]) -> Any:
+        ids, times, names = zip(*given, strict=True)
+        arrays = [pa.array(ids), pa.array(times), pa.array(times), pa.array(names, pa.string())]
+        return pa.table(dict(zip(("id", "at", "what", "day"), arrays, strict=True)))
+
+    for lake in opened(tmp_path, kind, "local", partition_by=["day"]):
+        pipeline = lake.pipeline(days)
+        for number, some in enumerate([rows((1, 1, "a"), (2, 1, None)), rows((1, 2, "b"), (3, 1, "b"))]):
+            pipeline.committer.publish(pipeline.take(str(number)), pipeline.write_rows(some))
+        found_days = [(row["id"], row["day"]) for row in lake.rows()]
+        assert found_days == [(1, "b"), (2, None), (3, "b")], "a row may move to another partition"
+        with pytest.raises(Invalid, match="empty text in a partition column"):
+            pipeline.write_rows(rows((4, 1, "")))
+        monkeypatch.setattr(commit_lake, "PARTITIONS_MAX", 1)
+        with pytest.raises(LimitExceeded, match="and 1 partitions"):
+            pipeline.write_rows(rows((4, 1, "a"), (5, 1, "b")))
+        assert pipeline.committer.prepared.current() is None

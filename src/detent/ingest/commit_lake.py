@@ -32,7 +32,7 @@ from detent.ingest.committer import BatchOutput, TableCommitter
 from detent.ingest.prepared import AnotherPrepared, PreparedBatch, PreparedBatches
 from detent.ingest.shared_state import FileShard
 from detent.sql.transactions import transact
-from detent.tables.files import FilePlan, WrittenFile
+from detent.tables.files import PARTITIONS_MAX, FilePlan, WrittenFile
 from detent.tables.merge import BYTES_MAX, ROWS_MAX, check_rule, one_row_a_key
 from detent.tables.orphans import DATA_FOLDER, lost_files, require_named
 
@@ -78,21 +78,23 @@ class LakeCommitter(TableCommitter):
         return DATA_FOLDER if self.rule is None else MERGING_FOLDER
 
     def merging_plan(self, plan: FilePlan) -> FilePlan:
-        """How tasks write rows that are merged later, by the plan for the table: whole, and with a key in each row."""
+        """How tasks write rows that are merged later, by the plan for the table: whole rows, each with a key. What the
+        table would refuse fails here, where it is known whose file it is of."""
         if self.rule is None:
             return plan
         check_rule(plan.arrow_schema, self.rule)
         required = tuple(dict.fromkeys((*plan.required, *self.rule.keys)))
-        return dataclasses.replace(
-            plan, partition_by=(), sort_by=(), required=required, holds_values=True, tells_footer=False
-        )
+        return dataclasses.replace(plan, sort_by=(), required=required, holds_values=True, tells_footer=False)
 
     def check_written(self, files: Sequence[WrittenFile]) -> None:
+        if self.rule is None:
+            return
         rows, memory = sum(file.rows for file in files), sum(file.memory for file in files)
-        if self.rule is not None and (rows > ROWS_MAX or memory > BYTES_MAX):
+        partitions = len({tuple(file.partition_values.values()) for file in files})
+        if rows > ROWS_MAX or memory > BYTES_MAX or partitions > PARTITIONS_MAX:
             raise LimitExceeded(
-                f"a commit merges at most {ROWS_MAX} rows of {BYTES_MAX} bytes into a table, and these are {rows} of "
-                f"{memory}: make files smaller"
+                f"a commit merges at most {ROWS_MAX} rows of {BYTES_MAX} bytes and {PARTITIONS_MAX} partitions into a "
+                f"table, and these are {rows} of {memory} and {partitions}: make files smaller"
             )
 
     def publish(self, shards: Sequence[FileShard], output: BatchOutput) -> None:

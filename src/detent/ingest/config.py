@@ -416,7 +416,7 @@ def _check_columns(config: IngestConfig) -> None:
 
 def _check_merge(config: IngestConfig) -> None:
     keys = config.merge_on
-    object.__setattr__(config, "merge_on", keys if keys == () else key_columns(keys))
+    object.__setattr__(config, "merge_on", key_columns(keys) if keys else ())
     if bool(keys) != bool(config.newest_by):
         raise Invalid(
             "merge_on and newest_by go together: files come in no order, so a column has to say which of two rows with "

@@ -57,7 +57,8 @@ soak: $(STAMP) ## the long runs: 100 rounds of kill -9 under load, deep property
 	DETENT_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600
 
 kafka: $(STAMP) ## bridges and a Kafka broker that are killed; needs Java, and Maven once
-	DETENT_KAFKA=1 $(BIN)/python -m pytest -n 1 --dist loadgroup tests/integration/test_kafka_bridge.py tests/acceptance/test_kafka_crashes.py
+	DETENT_KAFKA=1 $(BIN)/python -m pytest -n 1 --dist loadgroup tests/integration/test_kafka_bridge.py tests/acceptance/test_kafka_crashes.py \
+		tests/acceptance/test_kafka_spark.py
 
 fuzz: $(STAMP) ## a million damaged Arrow messages, and the long form of every other fuzz
 	DETENT_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 3600 \

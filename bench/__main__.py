@@ -25,7 +25,7 @@ def main() -> int:
     for name in options.only:
         if name not in names:
             sys.exit(f"there is no measurement {name!r}; choose from {', '.join(names)}")
-    size = Size(options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS), options.quick)
+    size = Size(options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS), options.quick, options.scale)
     progress, started = Progress(), time.monotonic()
     with new_place() as place:
         results = run(suite, place, size, only=options.only, progress=progress)
@@ -34,7 +34,7 @@ def main() -> int:
     print(report.table(results))
     print(f"\n{time.monotonic() - started:.0f} s")
     output = options.output
-    if output is None and not (options.only or options.quick or size.rounds < ROUNDS):
+    if output is None and not (options.only or options.quick or size.rounds < ROUNDS or size.scale < 1):
         output = ROOT / "results" / f"{options.suite}.json"
     if output is None:
         print("not written: the result file holds full runs only (--output FILE writes this one)")
@@ -50,11 +50,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help=f"interleaved rounds (default {ROUNDS})")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this measurement only; repeatable")
     parser.add_argument("--quick", action="store_true", help="less work and fewer rounds: a look, not a result")
+    parser.add_argument("--scale", type=float, default=1.0, help="this part of the full work, such as 0.2")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the result here")
     parser.add_argument("--list", action="store_true", help="name the measurements and stop")
     options = parser.parse_args()
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds is at least 1")
+    if not 0 < options.scale <= 1:
+        parser.error("--scale is a part of the work: more than 0, at most 1")
     return options
 
 

@@ -32,13 +32,14 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """How much work a run does. `of(full, quick)` picks a count."""
+    """How much work a run does. `of(full, quick)` picks a count: `scale` is a part of the full one."""
 
     rounds: int = 5
     quick: bool = False
+    scale: float = 1.0
 
     def of(self, full: int, quick: int) -> int:
-        return quick if self.quick else full
+        return quick if self.quick else max(quick, round(full * self.scale))
 
 
 @dataclass(frozen=True)

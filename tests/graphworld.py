@@ -24,7 +24,7 @@ from detent.journal import Message
 from detent.processor import Graph, LiveGraph, Processor, provenance_of
 from detent.processor.outcome import ERROR_TYPE, TYPE
 from detent.processor.plan import errors_of
-from detent.processor.records import Mark
+from detent.processor.records import OutputMark
 from detent.processor.records import ProcessorRecord as Record
 from detent.processor.runner import Runner
 from detent.shard import operations as ops
@@ -316,9 +316,9 @@ class Seen(NamedTuple):
         """By processor."""
         return {name.rpartition("/")[2]: Record.decode(data) for name, data in self.kept.items() if "@" not in name}
 
-    def marks(self) -> dict[str, Mark]:
+    def marks(self) -> dict[str, OutputMark]:
         """By processor and store."""
-        return {name.rpartition("/")[2]: Mark.decode(data) for name, data in self.kept.items() if "@" in name}
+        return {name.rpartition("/")[2]: OutputMark.decode(data) for name, data in self.kept.items() if "@" in name}
 
 
 def _lines(path: Path) -> list[str]:

@@ -27,6 +27,7 @@ from detent.remote import LocalOwner
 from detent.server.access import Caller
 from detent.server.app import Part, ServerApplication
 from detent.server.http import HttpRequest, Response
+from detent.server.keys import KeyRing
 
 HOST = "127.0.0.1"
 START_SECONDS = 30.0
@@ -100,11 +101,18 @@ class Posing:
 class _Thread(threading.Thread):
     """The event loop of one server."""
 
-    def __init__(self, url: str, make_parts: Callable[[AsyncStore], list[Part]], listener: socket.socket) -> None:
+    def __init__(
+        self,
+        url: str,
+        make_parts: Callable[[AsyncStore], list[Part]],
+        listener: socket.socket,
+        keys: KeyRing | None,
+    ) -> None:
         super().__init__(name="http-server", daemon=True)
         self._url = url
         self._make_parts = make_parts
         self._listener = listener
+        self._keys = keys
         self.ready = threading.Event()
         self.error: BaseException | None = None
 
@@ -121,7 +129,7 @@ class _Thread(threading.Thread):
         async with detent.open_async(self._url) as self.store:
             self.parts = self._make_parts(self.store)
             config = uvicorn.Config(
-                ServerApplication(self.parts), log_config=None, log_level="warning", access_log=False,
+                ServerApplication(self.parts, keys=self._keys), log_config=None, log_level="warning", access_log=False,
                 lifespan="off", http="h11", loop="asyncio", ws="none", timeout_graceful_shutdown=int(STOP_SECONDS),
             )  # fmt: skip
             self.server = uvicorn.Server(config)
@@ -144,13 +152,15 @@ class _Thread(threading.Thread):
 
 
 @contextlib.contextmanager
-def serve(url: str, make_parts: Callable[[AsyncStore], list[Part]]) -> Iterator[HttpServer]:
-    """Serve a store for the time of a block."""
+def serve(
+    url: str, make_parts: Callable[[AsyncStore], list[Part]], keys: KeyRing | None = None
+) -> Iterator[HttpServer]:
+    """Serve a store for the time of a block; to the holders of keys, if there are any."""
     # asyncio turns Nagle's algorithm off only where the protocol is named; with it, each answer takes 40 ms.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind((HOST, 0))
         listener.listen()
-        thread = _Thread(url, make_parts, listener)
+        thread = _Thread(url, make_parts, listener, keys)
         thread.start()
         thread.ready.wait(START_SECONDS)
         if thread.error is not None:

@@ -26,23 +26,25 @@ from typing import Any
 
 import pytest
 
-from servers import HOST, Jars, await_answer, free_port, shared, stop
+from mavenjars import Jar, Jars
+from servers import HOST, await_answer, free_port, shared, stop
 
 VERSION = "4.3.1"
 START_SECONDS = 90.0
 
-_JARS = Jars(
-    "kafka",
-    VERSION,
-    "<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>"
-    f"<version>{VERSION}</version></dependency>",
-)
+_JARS = Jars(f"kafka-{VERSION}", (Jar("org.apache.kafka", "kafka_2.13", VERSION),))
+
+SASL_PASSWORD = "of-the-bridge"
+_JAAS = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_bridge="{SASL_PASSWORD}";'
 
 _PROPERTIES = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@{host}:{controller}
-listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller}
-advertised.listeners=PLAINTEXT://{host}:{port}
+listeners=PLAINTEXT://{host}:{port},SASL_PLAINTEXT://{host}:{sasl_port},CONTROLLER://{host}:{controller}
+advertised.listeners=PLAINTEXT://{host}:{port},SASL_PLAINTEXT://{host}:{sasl_port}
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_plaintext.plain.sasl.jaas.config={jaas}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={folder}/data
@@ -74,10 +76,17 @@ class Broker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port, controller = free_port(), free_port()
+        self._port, self._sasl_port, controller = free_port(), free_port(), free_port()
         self._properties = folder / "server.properties"
         self._properties.write_text(
-            _PROPERTIES.format(host=HOST, port=self._port, controller=controller, folder=folder)
+            _PROPERTIES.format(
+                host=HOST,
+                port=self._port,
+                sasl_port=self._sasl_port,
+                jaas=_JAAS,
+                controller=controller,
+                folder=folder,
+            )
         )
         self._process: subprocess.Popen[bytes] | None = None
         cluster = uuid.uuid4().hex[:22]
@@ -87,6 +96,11 @@ class Broker:
     def brokers(self) -> str:
         """Where it listens."""
         return f"{HOST}:{self._port}"
+
+    @property
+    def sasl_brokers(self) -> str:
+        """Where it listens to those who log in: by the mechanism PLAIN, as `bridge` with `SASL_PASSWORD`."""
+        return f"{HOST}:{self._sasl_port}"
 
     def _java(self, *words: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(self._command(*words), capture_output=True, timeout=120, check=False)

@@ -31,11 +31,13 @@ def declared(direction: str, name: str, brokers: str, **options: Any) -> Any:
 
     settings = {"brokers": brokers, "batch": 50, "lease": LEASE, **options}
     if direction == "in":
-        return FromTopic(name, topic=name, journal=name, **settings)
-    return ToTopic(f"out-{name}", journal=name, topic=f"out-{name}", **settings)
+        return FromTopic(name, **{"topic": name, "journal": name, **settings})
+    return ToTopic(f"out-{name}", **{"topic": f"out-{name}", "journal": name, **settings})
 
 
-def bridge_process(io: Io, direction: str, name: str, url: str, brokers: str, once: bool, shards: int) -> None:
+def bridge_process(
+    io: Io, direction: str, name: str, url: str, brokers: str, once: bool, options: dict[str, Any]
+) -> None:
     """Run a bridge until it is told to end, and say what becomes of it."""
     import threading
 
@@ -44,7 +46,7 @@ def bridge_process(io: Io, direction: str, name: str, url: str, brokers: str, on
 
     crash.arm_as_told()
     stopping = threading.Event()
-    bridge = declared(direction, name, brokers, **({"shards": shards} if shards > 1 else {}))
+    bridge = declared(direction, name, brokers, **options)
 
     def tell(status: str, task: str, why: str) -> None:
         io.say("status", status=status, task=task, why=why)
@@ -74,10 +76,8 @@ class BridgeWorld:
         self.url = url
         self._processes = processes
 
-    def start(
-        self, direction: str, name: str, *, once: bool = False, shards: int = 1, environment: Any = None
-    ) -> Child:
-        """A process with a bridge."""
+    def start(self, direction: str, name: str, *, once: bool = False, environment: Any = None, **options: Any) -> Child:
+        """A process with a bridge, which is declared with these options."""
         return self._processes.start(
             bridge_process,
             environment=environment or {},
@@ -86,12 +86,12 @@ class BridgeWorld:
             url=self.url,
             brokers=self.broker.brokers,
             once=once,
-            shards=shards,
+            options=options,
         )
 
-    def run_once(self, direction: str, name: str) -> None:
+    def run_once(self, direction: str, name: str, **options: Any) -> None:
         """A process that copies what there is, and ends well."""
-        child = self.start(direction, name, once=True)
+        child = self.start(direction, name, once=True, **options)
         ended = last_word(child)
         assert ended["error"] is None, ended
 

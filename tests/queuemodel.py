@@ -103,6 +103,7 @@ class Queue:
     dead_letter: str = ""
     group_header: str = ""
     dead_letter_retention_s: int = 0
+    group_overlap: bool = False
     entries: dict[int, Entry] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
     done: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -148,15 +149,18 @@ class Queue:
         return [entry for entry in self.entries.values() if entry.state in states]
 
     def lines(self) -> list[list[Entry]]:
-        """The available messages that somebody may claim, behind one another: each group that has none in flight is a
-        line in the order of coming, and each message in no group is one by itself."""
-        busy = {entry.group for entry in self.among(IN_FLIGHT)}
+        """The available messages that may be claimed, behind one another: each group that has none in flight (with
+        `group_overlap`, what came before the first one in flight) is a line in the order of coming, and each message in
+        no group is one by itself."""
+        busy: dict[bytes | None, int] = {}
+        for entry in self.among(IN_FLIGHT):
+            busy[entry.group] = min(entry.order, busy.get(entry.group, entry.order))
         groups: dict[bytes, list[Entry]] = {}
         alone: list[list[Entry]] = []
         for entry in sorted(self.among(AVAILABLE), key=lambda entry: entry.order):
             if entry.group is None:
                 alone.append([entry])
-            elif entry.group not in busy:
+            elif entry.group not in busy or (self.group_overlap and entry.order < busy[entry.group]):
                 groups.setdefault(entry.group, []).append(entry)
         return [*alone, *groups.values()]
 
@@ -343,7 +347,8 @@ class Model(ReaderRules):
             self.unmatched.add(number)
 
     def choose(self, queue: Queue, count: int) -> list[Entry]:
-        """Of those that are first in their lines: by priority, then age; every now and then the oldest of all."""
+        """Of those that are first in their lines: by priority, then the group of the one before, then age; every now
+        and then the oldest of all."""
         lines = queue.lines()
         turn = self.turns.get(queue.number, 0)
         chosen: list[Entry] = []
@@ -353,7 +358,9 @@ class Model(ReaderRules):
                 break
             fair = turn % places_module.FAIR_EVERY == places_module.FAIR_EVERY - 1
             by_age = fair and len({entry.priority for entry in first}) > 1
-            _, _, entry = min((0 if by_age else each.priority, each.order, each) for each in first)
+            group = chosen[-1].group if chosen and not by_age else None
+            keys = [(0 if by_age else e.priority, group is None or e.group != group, e.order, e) for e in first]
+            *_, entry = min(keys)
             next(line for line in lines if line and line[0] is entry).pop(0)
             chosen.append(entry)
             turn += 1
@@ -523,9 +530,12 @@ class Model(ReaderRules):
         queue = self.queues.pop(self.find(op.queue).name)
         self.zombies[queue.number] = {message: entry.deadline_ms for message, entry in queue.entries.items()}
         self.deleted.append(queue.number)
-        self.dedup = {key: held for key, held in self.dedup.items() if not key.startswith(f"{queue.number}\0")}
+        self.forget_keys(queue)
         self.prune_unread()
         return Done()
+
+    def forget_keys(self, queue: Queue) -> None:
+        self.dedup = {key: held for key, held in self.dedup.items() if not key.startswith(f"{queue.number}\0")}
 
     def setdedupwindow(self, op: ops.SetDedupWindow, _hint: Any) -> Done:
         self.window_ms = op.window_ms
@@ -560,10 +570,12 @@ class Model(ReaderRules):
                 target.entries[message].earlier, target.entries[message].moves = entry.earlier, entry.moves
         return ops.Moved(len(step), after, more)
 
-    def purge_all(self, name: str, *states: str) -> int:
-        """All steps of a purge."""
+    def purge_all(self, name: str, *states: str, keys: bool = False) -> int:
+        """All steps of a purge, which leaves what is assigned to readers."""
         queue = self.find(name)
-        going = [entry.message for entry in queue.among(*states)]
+        if keys:
+            self.forget_keys(queue)
+        going = [each.message for each in queue.among(*states) if each.state != IN_FLIGHT or each.lease_ms < FOREVER]
         for message in going:
             queue.purged += 1
             self.leave(queue, message)
@@ -602,6 +614,7 @@ class Model(ReaderRules):
             "dead_letter": queue.dead_letter,
             "group_header": queue.group_header,
             "dead_letter_retention_s": queue.dead_letter_retention_s,
+            "group_overlap": queue.group_overlap,
         }
 
     def done_within(self, queue: Queue) -> set[int]:
@@ -839,13 +852,13 @@ def _check_bucket(state: QueueState, bucket: Any) -> None:
 def _check_groups(state: GroupedState, rows: list[tuple[int, tuple[Any, ...]]]) -> None:
     """Lines and offers are what the places say."""
     waiting: dict[bytes, list[int]] = {}
-    held: dict[bytes, int] = {}
+    held: dict[bytes, list[int]] = {}
     for _, (place, kind, priority, *_, group) in rows:
         if kind == READY:
             offers = state.offers[priority]
             assert offers._heap.count(place) == 1, f"place {place} is claimable and not offered once"
         if group is not None and kind == HELD:
-            held[group] = held.get(group, 0) + 1
+            held.setdefault(group, []).append(place)
         elif group is not None:
             waiting.setdefault(group, []).append(place)
         else:
@@ -856,9 +869,10 @@ def _check_groups(state: GroupedState, rows: list[tuple[int, tuple[Any, ...]]]) 
     kinds = {row[0]: row[1] for _, row in rows}
     for group, line in state.lines.items():
         places = waiting.get(group, [])
-        assert (line.waiting, line.held) == (len(places), held.get(group, 0))
+        assert (line.waiting, line.held) == (len(places), sorted(held.get(group, [])))
         assert list(line.places(state._is_available)) == places
-        assert line.front == (places[0] if places and not line.held else None)
+        is_free = bool(places) and not line.is_held_back(places[0], state.config.group_overlap)
+        assert line.front == (places[0] if is_free else None)
         assert all((kinds[place] == BLOCKED) == (place != line.front) for place in places)
 
 

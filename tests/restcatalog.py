@@ -24,19 +24,23 @@ from pathlib import Path
 
 import pytest
 
-from servers import HOST, Jars, await_answer, free_port, shared, stop
+from mavenjars import Jar, Jars
+from servers import HOST, await_answer, free_port, shared, stop
 
 ICEBERG, JETTY, SQLITE = "1.11.0", "12.1.8", "3.50.3.0"
 START_SECONDS = 120.0
 
-_NEEDED = (
-    ("org.apache.iceberg", "iceberg-core", ICEBERG, ""),
-    ("org.apache.iceberg", "iceberg-core", ICEBERG, "tests"),
-    ("org.eclipse.jetty.ee10", "jetty-ee10-servlet", JETTY, ""),
-    ("org.eclipse.jetty.compression", "jetty-compression-server", JETTY, ""),
-    ("org.eclipse.jetty.compression", "jetty-compression-gzip", JETTY, ""),
-    ("org.xerial", "sqlite-jdbc", SQLITE, ""),
-    ("org.slf4j", "slf4j-nop", "2.0.17", ""),
+_JARS = Jars(
+    f"iceberg-{ICEBERG}",
+    (
+        Jar("org.apache.iceberg", "iceberg-core", ICEBERG),
+        Jar("org.apache.iceberg", "iceberg-core", ICEBERG, "tests", alone=True),
+        Jar("org.eclipse.jetty.ee10", "jetty-ee10-servlet", JETTY),
+        Jar("org.eclipse.jetty.compression", "jetty-compression-server", JETTY),
+        Jar("org.eclipse.jetty.compression", "jetty-compression-gzip", JETTY),
+        Jar("org.xerial", "sqlite-jdbc", SQLITE),
+        Jar("org.slf4j", "slf4j-nop", "2.0.17"),
+    ),
 )
 
 _SERVER = """
@@ -67,17 +71,6 @@ public class RestCatalog {
 """
 
 
-def _dependencies() -> str:
-    alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
-    return "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
-        + (f"<classifier>{classifier}</classifier>{alone}" if classifier else "")
-        + "</dependency>"
-        for group, name, version, classifier in _NEEDED
-    )
-
-
-_JARS = Jars("iceberg", ICEBERG, _dependencies())
 needs_catalog = pytest.mark.skipif(_JARS.missing() is not None, reason=str(_JARS.missing()))
 
 

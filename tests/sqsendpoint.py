@@ -113,9 +113,8 @@ class Endpoint:
 
     def attributes(self, url: str) -> dict[str, str]:
         """A queue's attributes."""
-        found: dict[str, str] = self.call("GetQueueAttributes", {"QueueUrl": url, "AttributeNames": ["All"]})[
-            "Attributes"
-        ]
+        fields = {"QueueUrl": url, "AttributeNames": ["All", "DetentAll"]}
+        found: dict[str, str] = self.call("GetQueueAttributes", fields)["Attributes"]
         return found
 
     def eventually(self, check: Callable[[], T]) -> T:
@@ -148,6 +147,8 @@ def xml_error(response: Response) -> tuple[int, str]:
     assert isinstance(response.body, bytes)
     assert response.type == "text/xml"
     root = ET.fromstring(response.body)
+    if root.tag == "UnknownOperationException":  # all that SQS says of a form without an action
+        return response.status, root.tag
     assert root.tag == XMLNS + "ErrorResponse"
     assert root.findtext(f"{XMLNS}Error/{XMLNS}Type") == ("Sender" if response.status < 500 else "Receiver")
     assert root.findtext(f"{XMLNS}RequestId")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.session
 import httpx
 from botocore.config import Config
+from botocore.loaders import Loader
 
 from processes import PATIENCE_S
 from servers import free_port, stop
 
 KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
 
 
 class SqsServer:
@@ -59,6 +63,15 @@ class SqsServer:
         """A boto3 client of it."""
         return boto3.client("sqs", endpoint_url=self.url, **{**KEYS, **options})
 
+    def older_client(self, folder: Path, **options: Any) -> Any:
+        """A client of a botocore from before the JSON protocol, whose model is written into a folder."""
+        model = older_model(Loader().load_service_model("sqs", "service-2"))
+        (folder / "sqs" / "2012-11-05").mkdir(parents=True)
+        (folder / "sqs" / "2012-11-05" / "service-2.json").write_text(json.dumps(model))
+        session = botocore.session.Session()
+        session.register_component("data_loader", Loader(extra_search_paths=[str(folder)]))
+        return session.create_client("sqs", endpoint_url=self.url, **{**KEYS, **options})
+
     def environment(self) -> dict[str, str]:
         """What makes an unchanged client talk to it."""
         return {
@@ -69,6 +82,48 @@ class SqsServer:
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+
+
+LISTS = {
+    "AttributeNameList": "AttributeName",
+    "MessageAttributeNameList": "MessageAttributeName",
+    "MessageSystemAttributeList": "MessageSystemAttributeName",
+    "QueueUrlList": "QueueUrl",
+    "MessageList": "Message",
+    "TagKeyList": "TagKey",
+    "BatchResultErrorEntryList": "BatchResultErrorEntry",
+    "ListMessageMoveTasksResultEntryList": "ListMessageMoveTasksResultEntry",
+}
+MAPS = {
+    "QueueAttributeMap": ("Attribute", "Name"),
+    "MessageSystemAttributeMap": ("Attribute", "Name"),
+    "MessageBodyAttributeMap": ("MessageAttribute", "Name"),
+    "MessageBodySystemAttributeMap": ("MessageSystemAttribute", "Name"),
+    "TagMap": ("Tag", "Key"),
+}
+
+
+def older_model(model: dict[str, Any]) -> dict[str, Any]:
+    """The service's model as it was before the JSON protocol: where names differ in forms and XML, it says so."""
+    metadata = model["metadata"]
+    metadata.update(protocol="query", protocols=["query"], xmlNamespace=NAMESPACE)
+    for name in ("awsQueryCompatible", "jsonVersion", "targetPrefix"):
+        metadata.pop(name, None)
+    for name, operation in model["operations"].items():
+        if "output" in operation:
+            operation["output"]["resultWrapper"] = f"{name}Result"
+    for name, shape in model["shapes"].items():
+        if shape["type"] == "list":
+            element = LISTS.get(name) or (name.removesuffix("List") if name.endswith("EntryList") else None)
+            if element:
+                shape["member"]["locationName"] = element
+        elif shape["type"] == "map":
+            shape["key"]["locationName"], shape["value"]["locationName"] = MAPS[name][1], "Value"
+        elif shape["type"] == "structure":
+            for member in shape["members"].values():
+                if member["shape"] in MAPS:
+                    member["locationName"] = MAPS[member["shape"]][0]
+    return model
 
 
 @contextlib.contextmanager

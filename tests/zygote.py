@@ -54,7 +54,11 @@ MODULES = (
 SPARK_MODULES = (
     "detent.ingest.pipeline",
     "detent.spark.pipeline_runner",
+    "boto3",
     "pandas",
+    "pyiceberg.catalog.rest",
+    "pyiceberg.catalog.sql",
+    "pyiceberg.io.pyarrow",
     "pyspark.sql",
     "sqlalchemy.dialects.sqlite",
 )

@@ -12,9 +12,10 @@ import pyarrow as pa
 import detent.spark
 from bench.harness import INFORMATIVE, Plan, Row, Size, ratio_at_least
 from bench.lake.bucket import bucket, counted
+from bench.lake.sparks import lake_session, s3a
 from bench.lake.suite import SUITE
 from bench.place import Place
-from bench.spark.world import CORES, SMALL_ROWS, rate
+from bench.spark.world import rate
 
 ROWS, QUICK_ROWS = 2_000_000, 100_000
 DAYS = 7
@@ -43,38 +44,34 @@ def pipeline_to(table: str) -> detent.spark.Pipeline:
 @SUITE.measurement("pipeline")
 @contextmanager
 def pipeline(place: Place, size: Size) -> Iterator[Plan]:
-    """JSON in a journal becomes rows of a partitioned table. Both sides read the same journal of the same bucket, and
-    parse it; Spark's own sink writes to a local folder, because PySpark brings no file system for S3."""
+    """JSON in a journal becomes rows of a partitioned table. Both sides read the same journal of the same bucket, parse
+    it, and write to the bucket; Spark's own sink does so with hadoop-aws."""
     rows, numbers = size.of(ROWS, QUICK_ROWS), itertools.count()
     url = bucket().store_url()
-    with place.fresh() as folder:
-        spark = detent.spark.session(store=url, cores=CORES, memory="4g", conf=SMALL_ROWS)
-        try:
-            fill(detent.spark.store_of(spark), rows)
+    with place.fresh() as folder, lake_session(url) as spark:
+        fill(detent.spark.store_of(spark), rows)
 
-            def ours() -> dict[str, float]:
-                name = f"t{next(numbers)}"
-                made = pipeline_to(f"{url}-tables/{name}")
-                with counted() as count:
-                    speed = rate(rows, lambda: made.run(once=True, store=url, checkpoints=folder / "checkpoints"))
-                return {"rate": speed, "requests": 1000 * count.requests / rows}
+        def ours() -> dict[str, float]:
+            name = f"t{next(numbers)}"
+            made = pipeline_to(f"{url}-tables/{name}")
+            with counted() as count:
+                speed = rate(rows, lambda: made.run(once=True, store=url, checkpoints=folder / "checkpoints"))
+            return {"rate": speed, "requests": 1000 * count.requests / rows}
 
-            def sparks() -> float:
-                number = next(numbers)
-                read = spark.readStream.format("detent").option("journals", "orders").load(url)
-                fields = read.selectExpr(f"from_json(CAST(body AS STRING), '{SCHEMA}') AS f").select("f.*")
-                writer = fields.writeStream.format("parquet").partitionBy("day").trigger(availableNow=True)
-                writer = writer.option("checkpointLocation", str(folder / f"cp{number}"))
-                return rate(rows, lambda: writer.start(str(folder / f"out{number}")).awaitTermination())
+        def sparks() -> float:
+            number = next(numbers)
+            read = spark.readStream.format("detent").option("journals", "orders").load(url)
+            fields = read.selectExpr(f"from_json(CAST(body AS STRING), '{SCHEMA}') AS f").select("f.*")
+            writer = fields.writeStream.format("parquet").partitionBy("day").trigger(availableNow=True)
+            writer = writer.option("checkpointLocation", str(folder / f"cp{number}"))
+            return rate(rows, lambda: writer.start(s3a(f"{url}-out/{number}")).awaitTermination())
 
-            yield Plan(
+        yield Plan(
                 {"delta": ours, "spark": sparks},
                 [
                     Row("journal to partitioned Delta on the bucket", "rows/s", "delta.rate",
                         ratio_at_least(0.7, ">= 0.7 x Spark's file sink"), "spark",
-                        note="Spark's writes Parquet to a local folder; a pipeline also looks for what does not match"),
+                        note="a pipeline also looks for what does not match"),
                     Row("the same: requests for 1,000 rows", "requests", "delta.requests", INFORMATIVE),
                 ],
             )  # fmt: skip
-        finally:
-            spark.stop()

@@ -25,6 +25,7 @@ The layers inside, from the top down; each package's docstring says which file d
     store.py        `detent.open(url)`: `Store` and `AsyncStore`
     transaction.py  `store.transaction()`
     verify.py       `store verify`
+    backup/         `store backup` and `restore`
     remote/         how a process reaches the owner of a store, or becomes it
     journal/        the state machine of journals
     queue/          the state machine of queues
@@ -53,6 +54,7 @@ What several layers share:
     extras.py       the command that installs a missing extra beside this Detent
     forks.py        tells a forked child from its parent
     scraped.py      metrics of a process without a server
+    spans.py        spans for OpenTelemetry, from a publish to its effect
     __main__.py     `python -m detent`
 """
 
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
         OtherInput,
         OutcomeUnknown,
         ProducerTaken,
+        Restored,
         RollBackHeld,
         SessionExpired,
         ShardsLost,
@@ -157,6 +160,7 @@ _HOMES = {
         "OtherInput",
         "OutcomeUnknown",
         "ProducerTaken",
+        "Restored",
         "RollBackHeld",
         "SessionExpired",
         "ShardsLost",
@@ -276,6 +280,7 @@ __all__ = [
     "QueuedMessage",
     "ReaderInfo",
     "Receipt",
+    "Restored",
     "RollBackHeld",
     "SessionExpired",
     "ShardInfo",

@@ -14,6 +14,7 @@
     │   ├── ProducerTaken    messages under a producer that belongs to another publisher, or that another one uses
     │   ├── ClockBehind      messages whose clock is at or below the floor that forgotten producers have left
     │   └── ShardsLost       other pipelines took files that this one was to commit
+    ├── Restored         the store was restored from a backup, and what is known here is of the time after it
     ├── StaleReceipt     the lease behind this receipt has moved on
     ├── Corrupt          stored bytes fail their checksum or their format
     ├── Unavailable      not now; the same call may succeed later
@@ -157,6 +158,12 @@ class ShardsLost(Fenced):
         return self.message
 
 
+class Restored(DetentError):
+    """The store was restored from a backup. What this caller remembers, or what its checkpoint says, is of the store as
+    it was before: it may be ahead of what is there now. Nothing was changed. A process starts anew; a checkpoint that
+    is ahead has to be restored too, or reset."""
+
+
 class StaleReceipt(DetentError):
     """The delivery behind this receipt is no longer the current one. Nothing was changed."""
 
@@ -198,6 +205,7 @@ BY_NAME: dict[str, type[DetentError]] = {
         OtherInput,
         Fenced,
         SessionExpired,
+        Restored,
         ProducerTaken,
         RollBackHeld,
         ClockBehind,

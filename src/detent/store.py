@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from detent import forks
+from detent import forks, spans
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation, OwnerTime, Request, Ticket
 from detent.engine.twins import Twin, both
@@ -174,16 +174,19 @@ class _StoreBase(Twin):
 
         Options: `uri`, `created`, `visible_at`, `delay`, `retention`, `dedup_key`; see :meth:`Queue.publish`.
         """
-        operations = queue_calls.publish([queue_calls.outgoing(message, headers, options)])
-        return queue_calls.published(await self._ask(list(operations)))[0]
+        with spans.sending("publish", ""):
+            operations = queue_calls.publish([queue_calls.outgoing(message, headers, options)])
+            return queue_calls.published(await self._ask(list(operations)))[0]
 
     @both
     async def publish_many(
         self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
     ) -> Sequence[Published]:
         """Publish many messages, each to every queue that matches it; all or none."""
-        operations = queue_calls.operations_for(messages, headers, None)
-        return queue_calls.PublishedMany(await self._ask(operations) if operations else [])
+        listed = list(messages)
+        with spans.sending("publish", "", len(listed)):
+            operations = queue_calls.operations_for(listed, headers, None)
+            return queue_calls.PublishedMany(await self._ask(operations) if operations else [])
 
     @both
     async def message(self, message: int) -> MessageInfo:

@@ -21,8 +21,6 @@ from processes import Io, Processes, eventually
 POINTS = [
     "ingest.after_receive",
     "ingest.after_refusal",
-    "ingest.after_open",
-    "ingest.before_publish",
     "ingest.after_publish",
     "ingest.before_ack",
     "ingest.after_ack",

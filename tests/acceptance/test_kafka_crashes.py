@@ -55,6 +55,26 @@ def test_bridge_from_kafka_killed_at_each_step_takes_each_record_once(world: Bri
     assert world.journal_counts(name) == each_once(COUNT)
 
 
+@heavy
+@pytest.mark.parametrize("point", ["kafka.in.before_commit", "kafka.in.after_commit"])
+def test_bridge_killed_at_a_dead_letter_has_it_once(world: BridgeWorld, point: str) -> None:
+    import detent
+
+    name = unique("dead")
+    world.produce(name, COUNT)
+    world.broker.produce(name, [(None, b"large", [("large", b"y" * 70_000)])] * 3)
+    letters = f"dead-{name}"
+    child = world.start("in", name, once=True, dead_letters=letters, environment={"DETENT_CRASH_AT": f"{point}:9"})
+    assert child.was_killed(seconds=60)
+    world.run_once("in", name, dead_letters=letters)
+    assert world.journal_counts(name) == each_once(COUNT)
+    with detent.open(world.url) as store:
+        places = [
+            one.headers["kafka.partition"] + ":" + one.headers["kafka.offset"] for one in store.journal(letters).read()
+        ]
+    assert len(places) == len(set(places)) == 3
+
+
 @pytest.mark.parametrize("point", usual(OUT_POINTS, "kafka.out.after_commit"))
 def test_bridge_to_kafka_killed_at_each_step_writes_each_message_once(world: BridgeWorld, point: str) -> None:
     name = unique("out")

@@ -27,7 +27,13 @@ from s3server import S3Server, s3_server
 from serveprocess import SERVE, Served
 from sparkcluster import SparkCluster, executor_of
 
-pytestmark = [*sparkling.PROCESS_MARKS, pytest.mark.s3, pytest.mark.timeout(900)]
+pytestmark = [
+    *sparkling.PROCESS_MARKS,
+    pytest.mark.s3,
+    pytest.mark.timeout(900),
+    # The rules have cheap tests beside this: of two attempts of a task only one counts in test_spark_sink.py.
+    pytest.mark.skipif(not os.environ.get("DETENT_SOAK"), reason="starts seven Javas: `make cluster` runs it"),
+]
 
 BATCH = 400
 BATCHES = 3
@@ -274,7 +280,6 @@ def jobs(jobs):
     return jobs.select("body")
 """
 
-SOAK = bool(os.environ.get("DETENT_SOAK"))
 NUMBERS = 6_000
 JOBS = NUMBERS // 5
 
@@ -348,7 +353,6 @@ def batches_of(driver: Events, count: int) -> None:
     assert driver.process.poll() is None, driver.said()[-8000:]
 
 
-@pytest.mark.skipif(not SOAK, reason="takes minutes: `make cluster` runs it")
 def test_pipeline_on_a_cluster_loses_and_doubles_nothing_whatever_is_killed(
     pipeline: ClusterPipeline, cluster: SparkCluster
 ) -> None:

@@ -1,5 +1,9 @@
-"""A driver whose stream has sinks of all kinds, killed at each durable step, and its checkpoint without the newest
-entry after each: every sink has every row once."""
+"""A stream with sinks of all kinds, whose driver is killed at each durable step: every sink has every row once.
+
+A process without Java writes the batches, with rows of the test's, and dies at each step. Real drivers, which take
+seconds to start, die at the steps that are theirs alone, and lose the newest entry of their checkpoint. With
+DETENT_SOAK=1 they die at each step too.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,24 @@ import signal
 import sqlite3
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 import detent
 import s3server
 import sparkling
 from detent import crash
+from detent.spark import once, to_delta, to_iceberg, to_journal, to_queue, to_sql
 from detent.tables.iceberg_table import IcebergTable
+from processes import Io, Processes
+from sparkframes import Frame
 from zygote import Forked
 
 pytestmark = [*sparkling.PROCESS_MARKS, pytest.mark.timeout(600)]
@@ -27,11 +38,11 @@ pytestmark = [*sparkling.PROCESS_MARKS, pytest.mark.timeout(600)]
 PLANNING = "spark.plan."  # in the process of the source: the driver sees its query fail
 FILE = "tables.after_file"
 """In a task: the driver sees its batch fail."""
-SOAK = os.environ.get("DETENT_SOAK") == "1"
-ALL = sorted(point for point in crash.POINTS if point.startswith((PLANNING, "spark.once.", FILE)))
-WITHOUT_SPARK = {FILE, "spark.once.table_before_commit", "spark.once.table_after_commit"}
-"""Processes without a Java die there in test_table_killed.py, in the same sinks, which leave the others alone."""
-POINTS = ALL if SOAK else [point for point in ALL if point not in WITHOUT_SPARK]
+WRITING = sorted(point for point in crash.POINTS if point.startswith(("spark.once.", FILE)))
+PLANS = sorted(point for point in crash.POINTS if point.startswith(PLANNING))
+OF_DRIVERS = [*PLANS, *(WRITING if os.environ.get("DETENT_SOAK") else ["spark.once.sql_after_commit", FILE])]
+"""Between two sinks, where a replay has most to find out, and where Java outlives its task."""
+
 FED = 40
 PATIENCE_S = 180
 
@@ -143,8 +154,90 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
+# -- without Java ----------------------------------------------------------------------------------------------------
+
+
+def _made_of(frame: Any, **columns: Callable[[list[int]], Any]) -> Frame:
+    """What a sink selects: columns, made of the ids of a batch."""
+    types = {"body": BinaryType()}
+    schema = StructType([StructField(name, types.get(name, LongType())) for name in columns])
+    arrays = [
+        [pa.RecordBatch.from_pydict({name: make(batch.column("id").to_pylist()) for name, make in columns.items()})]
+        for (batch,) in frame.partitions
+    ]
+    return Frame(schema, *arrays)
+
+
+def _ids(ids: list[int]) -> Any:
+    return pa.array(ids, pa.int64())
+
+
+def _bodies(ids: list[int]) -> Any:
+    return pa.array([b"%d" % number for number in ids])
+
+
+def _parts(ids: list[int]) -> Any:
+    return pa.array([number % 2 for number in ids], pa.int64())
+
+
+def write_batches(io: Io, path: str, place: str, first: int) -> None:
+    """What Spark has `once` do, for a batch that may have been there before and two more."""
+    folder = Path(path)
+    with detent.open(f"file:{folder / 'store'}") as store:
+        write = once(
+            store,
+            "shop",
+            to_delta(folder / "delta"),
+            to_iceberg(
+                "lake.paid",
+                catalog=f"sqlite:///{folder / 'catalog.db'}",
+                location=place,
+                partition_by="part",
+                select=lambda frame: _made_of(frame, id=_ids, part=_parts),
+            ),
+            to_sql(f"sqlite:///{folder / 'shop.db'}", "orders"),
+            to_journal("out", select=lambda frame: _made_of(frame, body=_bodies)),
+            to_queue("mail", select=lambda frame: _made_of(frame, body=_bodies)),
+        )
+        for batch in range(first, first + 3):
+            ids = [range(batch * FED, batch * FED + FED // 2), range(batch * FED + FED // 2, (batch + 1) * FED)]
+            parts = [[pa.RecordBatch.from_pydict({"id": _ids(list(part))})] for part in ids]
+            rows: Any = Frame(StructType([StructField("id", LongType())]), *parts, run=f"run of {os.getpid()}")
+            write(rows, batch)
+    io.say("written")
+
+
+def test_every_sink_has_every_row_once_whatever_its_writer_died_of(
+    tmp_path: Path, shop: Shop, processes: Processes
+) -> None:
+    published = 0
+    for point in [*WRITING, ""]:
+        first = max(0, published // FED - 1)  # the newest batch comes again, as where Spark's log has lost it
+        writer = processes.start(
+            write_batches,
+            path=str(tmp_path),
+            place=shop.place,
+            first=first,
+            environment={"DETENT_CRASH_AT": point},
+            with_spark=True,
+        )
+        if point:
+            assert writer.was_killed(), f"the writer did not come to {point}: {writer.errors()}"
+        else:
+            writer.expect("written")
+        rows, published = shop.engine()
+        assert rows == list(range(published)), point
+        for found in (shop.delta(), shop.iceberg(), shop.sql()):
+            assert found == list(range(len(found)))
+            assert len(rows) <= len(found) <= len(rows) + FED, point  # at most the batch that was under way
+    assert shop.delta() == shop.iceberg() == shop.sql() == rows == list(range((first + 3) * FED))
+
+
+# -- with Spark ------------------------------------------------------------------------------------------------------
+
+
 def test_every_sink_has_every_row_once_whatever_the_driver_died_of(tmp_path: Path, shop: Shop) -> None:
-    for point in POINTS:
+    for point in OF_DRIVERS:
         shop.feed()
         code, log = drive(tmp_path, shop.place, point)  # in the batch that the last one left undone, or in the next
         assert code == (1 if point.startswith((PLANNING, FILE)) else -signal.SIGKILL), (
@@ -159,12 +252,12 @@ def test_every_sink_has_every_row_once_whatever_the_driver_died_of(tmp_path: Pat
     shop.feed()
     code, log = drive(tmp_path, shop.place)
     assert code == 0, log
-    expected = list(range(FED * (len(POINTS) + 1)))
+    expected = list(range(FED * (len(OF_DRIVERS) + 1)))
     assert shop.engine() == (expected, len(expected))
     assert shop.delta() == shop.iceberg() == shop.sql() == expected
 
 
-@pytest.mark.parametrize("point", sorted(point for point in crash.POINTS if point.startswith(PLANNING)))
+@pytest.mark.parametrize("point", PLANS)
 def test_batch_whose_plan_was_sent_ahead_survives_a_kill(tmp_path: Path, shop: Shop, point: str) -> None:
     """The third batch of a process: its plan is sent while Spark writes its log."""
     for _ in range(4):

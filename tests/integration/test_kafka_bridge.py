@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import detent
-from detent.errors import Conflict, Fenced, Invalid, LimitExceeded, NotFound, Unavailable
+from detent.errors import Conflict, Denied, Fenced, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.kafka import FromTopic, ToTopic, outward
 from detent.kafka.inward import Inward
 from detent.kafka.looking import StoredBridge
 from detent.kafka.outward import Outward
 from detent.runtime.report import State
 from detent.shard import operations as ops
-from kafkaserver import Broker, needs_kafka, shared_broker
+from kafkaserver import SASL_PASSWORD, Broker, needs_kafka, shared_broker
 from kafkaworld import declared
 from processes import eventually
 
@@ -74,7 +74,9 @@ def test_committed_records_go_through_a_store_and_out_again_as_they_were(
     assert found[0].headers()[:2] == [("a", b"x"), ("a", b"\xff")]
     assert [one.timestamp() for one in found] == [one.timestamp() for one in broker.read(name)]
     report = StoredBridge(store, inward.consumer, inward).report()
-    assert report.progress == {"taken": 4, "absent": 2, "skipped": 0}, "the aborted record, and the word that it was"
+    assert report.progress == {"taken": 4, "absent": 2, "skipped": 0, "letters": 0}, (
+        "the aborted record, and the word that it was"
+    )
     assert (report.lag, report.state) == (0, State.STOPPED)
 
 
@@ -256,6 +258,44 @@ def test_batch_is_cut_by_its_headers_too(broker: Broker, store: detent.Store, na
     declared("in", name, broker.brokers, batch=5_000).run(store=store, once=True)
     assert bodies(store, name) == [b"%d" % number for number in range(600)]
     assert len({message.published_ms for message in store.journal(name).read()}) > 1, "in several transactions"
+
+
+def test_record_that_a_message_cannot_hold_ends_a_bridge_or_becomes_one_dead_letter(
+    broker: Broker, store: detent.Store, name: str
+) -> None:
+    broker.topic(name, max_message_bytes=str(32 << 20))
+    broker.produce(name, [b"0", (b"k", b"1", [("large", b"y" * 70_000)]), b"2"])
+    with pytest.raises(LimitExceeded, match=r"partition 0, offset 1, .*headers of .*--dead-letters JOURNAL"):
+        declared("in", name, broker.brokers).run(store=store, once=True)
+    assert name not in store.journals(), "its neighbours wait with it"
+    bridge: FromTopic = declared("in", name, broker.brokers, dead_letters=f"dead-{name}")
+    for _ in range(2):
+        bridge.run(store=store, once=True)
+    assert bodies(store, name) == [b"0", b"2"]
+    (letter,) = store.journal(f"dead-{name}").read()
+    assert (letter.body, letter.key, letter.headers["kafka.offset"]) == (b"1", b"k", "1")
+    assert (letter.headers["kafka.left"], "over the limit" in letter.headers["kafka.refused"]) == ("1 headers", True)
+    report = StoredBridge(store, bridge.consumer, bridge).report()
+    assert (report.progress, report.lag) == ({"taken": 2, "absent": 0, "skipped": 0, "letters": 1}, 0)
+
+
+def test_bridge_logs_in_with_the_settings_of_its_file_and_not_without(
+    broker: Broker, store: detent.Store, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.topic(name)
+    broker.produce(name, [b"0"])
+    settings = tmp_path / "kafka.properties"
+    monkeypatch.setenv("DETENT_KAFKA_CONFIG", str(settings))
+    lines = ["security.protocol=SASL_PLAINTEXT", "sasl.mechanism=PLAIN", "sasl.username=bridge"]
+    bridge = declared("in", name, broker.sasl_brokers)
+    settings.write_text("\n".join([*lines, "sasl.password=wrong"]))
+    with pytest.raises((Denied, Unavailable), match=r"(?i)credentials|authentication"):
+        bridge.cluster().describe(name)
+    settings.write_text("\n".join([*lines, f"sasl.password={SASL_PASSWORD}"]))
+    bridge.run(store=store, once=True)
+    declared("out", name, broker.sasl_brokers, topic=name).run(store=store, once=True)
+    assert bodies(store, name) == [b"0"]
+    assert values(broker, name) == [b"0", b"0"], "the producer logged in as well"
 
 
 def _registered(bridge: Any) -> Any:

@@ -402,7 +402,7 @@ def test_settings_of_detents_are_attributes(sqs: Any, make: Callable[..., str]) 
     url = make(**given)
     assert sqs.get_queue_attributes(QueueUrl=url, AttributeNames=list(given))["Attributes"] == given
     sqs.set_queue_attributes(QueueUrl=url, Attributes={"DetentPaused": "false", "DetentDedupWindow": "86400"})
-    attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["DetentAll"])["Attributes"]
     assert attributes["DetentPaused"] == "false"
     assert attributes["DetentMaxAttempts"] == "4"
     with pytest.raises(ClientError) as caught:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import botocore.session
 import httpx
 import pytest
 from botocore.exceptions import ClientError
-from botocore.loaders import Loader
 
-from sqsserver import KEYS, PATIENT, SqsServer, running
+from sqsserver import NAMESPACE, PATIENT, SqsServer, running
 
-NS = {"q": "http://queue.amazonaws.com/doc/2012-11-05/"}
+NS = {"q": NAMESPACE}
 
 
 @pytest.fixture(scope="module")
@@ -130,58 +126,11 @@ def test_errors_are_xml_with_the_older_codes(server: SqsServer) -> None:
 
 # -- botocore, with the older model -----------------------------------------------------------------------------
 
-LISTS = {
-    "AttributeNameList": "AttributeName",
-    "MessageAttributeNameList": "MessageAttributeName",
-    "MessageSystemAttributeList": "MessageSystemAttributeName",
-    "QueueUrlList": "QueueUrl",
-    "MessageList": "Message",
-    "TagKeyList": "TagKey",
-    "BatchResultErrorEntryList": "BatchResultErrorEntry",
-    "ListMessageMoveTasksResultEntryList": "ListMessageMoveTasksResultEntry",
-}
-MAPS = {
-    "QueueAttributeMap": ("Attribute", "Name"),
-    "MessageSystemAttributeMap": ("Attribute", "Name"),
-    "MessageBodyAttributeMap": ("MessageAttribute", "Name"),
-    "MessageBodySystemAttributeMap": ("MessageSystemAttribute", "Name"),
-    "TagMap": ("Tag", "Key"),
-}
-
-
-def older_model(model: dict[str, Any]) -> dict[str, Any]:
-    """The service's model as it was before the JSON protocol: where names differ in forms and XML, it says so."""
-    metadata = model["metadata"]
-    metadata.update(protocol="query", protocols=["query"], xmlNamespace=NS["q"])
-    for name in ("awsQueryCompatible", "jsonVersion", "targetPrefix"):
-        metadata.pop(name, None)
-    for name, operation in model["operations"].items():
-        if "output" in operation:
-            operation["output"]["resultWrapper"] = f"{name}Result"
-    for name, shape in model["shapes"].items():
-        if shape["type"] == "list":
-            element = LISTS.get(name) or (name.removesuffix("List") if name.endswith("EntryList") else None)
-            if element:
-                shape["member"]["locationName"] = element
-        elif shape["type"] == "map":
-            shape["key"]["locationName"], shape["value"]["locationName"] = MAPS[name][1], "Value"
-        elif shape["type"] == "structure":
-            for member in shape["members"].values():
-                if member["shape"] in MAPS:
-                    member["locationName"] = MAPS[member["shape"]][0]
-    return model
-
 
 @pytest.fixture(scope="module")
 def older(server: SqsServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A client of an older botocore."""
-    folder: Path = tmp_path_factory.mktemp("models")
-    model = older_model(Loader().load_service_model("sqs", "service-2"))
-    (folder / "sqs" / "2012-11-05").mkdir(parents=True)
-    (folder / "sqs" / "2012-11-05" / "service-2.json").write_text(json.dumps(model))
-    session = botocore.session.Session()
-    session.register_component("data_loader", Loader(extra_search_paths=[str(folder)]))
-    return session.create_client("sqs", endpoint_url=server.url, config=PATIENT, **KEYS)
+    return server.older_client(tmp_path_factory.mktemp("models"), config=PATIENT)
 
 
 def test_an_older_botocore_does_the_same(older: Any) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import detent
 from detent import Invalid, LimitExceeded, Message, Store
 from detent.codec import block
-from detent.codec.one_header import header_column, header_values
+from detent.codec.block import header_column, header_values
 from detent.journal.columns import Columns, Rows
 from detent.journal.message import messages_of
 from detent.processor import Out, Processor, stream

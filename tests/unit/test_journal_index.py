@@ -16,7 +16,7 @@ from detent.journal import operations as ops
 from oracle import RawMessage, committed, random_journal
 from world import World
 
-EXAMPLES = 2000 if os.environ.get("DETENT_SOAK") else 120
+EXAMPLES = 2000 if os.environ.get("DETENT_SOAK") else 60
 
 
 def append_rows(world: World, rows: list[RawMessage], as_arrow: bool) -> None:

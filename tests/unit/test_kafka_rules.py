@@ -250,7 +250,7 @@ def test_brokers_and_passwords_come_from_the_environment(monkeypatch: pytest.Mon
 def test_standby_and_paused_bridge_ask_the_store_no_more_than_heartbeats_do(monkeypatch: pytest.MonkeyPatch) -> None:
     bridge = FromTopic("orders", topic="orders", journal="orders", brokers="nowhere:1")
     with detent.open("memory:") as store:
-        holder, standby = sharing.Share(store, bridge), sharing.Share(store, bridge)
+        holder, standby = sharing.BridgeShare(store, bridge), sharing.BridgeShare(store, bridge)
         holder.register()
         assert holder.take(0) is None
         standby.beat(lambda _: ("standby", ""))
@@ -276,7 +276,7 @@ def test_standby_and_paused_bridge_ask_the_store_no_more_than_heartbeats_do(monk
 def test_holder_that_died_on_this_machine_is_followed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bridge = FromTopic("orders", topic="orders", journal="orders", brokers="nowhere:1")
     with detent.open("memory:") as store:
-        holder, standby = sharing.Share(store, bridge), sharing.Share(store, bridge)
+        holder, standby = sharing.BridgeShare(store, bridge), sharing.BridgeShare(store, bridge)
         holder.register()
         holder.take(0)
         standby.beat(lambda _: ("standby", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +15,13 @@ from detent.server.api import ROUTES, Api
 from detent.server.app import refusal
 from detent.server.keys import Unauthenticated
 from detent.server.route import Route
+from detent.shard import operations as shards
 from httpserver import HttpServer, serve
 
-EXAMPLES = 15
-"""Requests of each kind for each operation: enough to meet every field, few enough to end soon."""
+EXAMPLES = 100 if os.environ.get("DETENT_SOAK") else 8
+"""Requests of each kind for each operation, of which the first ones have every field."""
 
-NAMES = {"queue": "name", "journal": "name", "message": 0}
+NAMES = {"queue": "name", "journal": "name", "consumer": "name", "message": 0}
 ASKED = [route for route in ROUTES if "{" in route.path or route.body is not None or route.query is not None]
 """Routes that can be asked in more than one way."""
 
@@ -109,6 +111,7 @@ def test_the_server_does_what_the_document_says(
 
 def _fill(server: HttpServer) -> None:
     """What is named in the requests is there."""
+    server.run(server.store.commit([shards.RegisterConsumer("name", 1, ["name"])]))
     server.client.put("/v1/queues/name", json={})
     server.client.post("/v1/queues/name/messages", json={"body": "a"})
     server.client.post("/v1/journals/name/messages", json={"body": "a"})

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from detent import Conflict, Corrupt, DetentError, LimitExceeded
-from detent.processor.records import Mark, Owed, Shape, Snapshot, Totals, advanced, confirmed, settled
+from detent.processor.records import OutputMark, Owed, Shape, Snapshot, Totals, advanced, confirmed, settled
 from detent.processor.records import ProcessorRecord as Record
 from detent.processor.records import StepAttempt as Attempt
 from detent.processor.recovery import Fresh, Recovery, recover
@@ -43,7 +43,7 @@ def record(number: int = 5, attempt: Attempt | None = None, shape: Shape = SHAPE
 
 
 def recovered(found: Record | None, marks: Mapping[str, int | None] | None = None, **more: Any) -> Recovery:
-    made = {store: None if number is None else Mark(IDENTITY, number) for store, number in (marks or {}).items()}
+    made = {store: None if number is None else OutputMark(IDENTITY, number) for store, number in (marks or {}).items()}
     given: dict[str, Any] = {"shape": SHAPE, "fresh": FRESH, "starts": {"left": 0, "right": 0, "top": 3}, **more}
     return recover("g/p", found, made, given.pop("shape"), **given)
 
@@ -218,7 +218,7 @@ class Stores:
 
     def __init__(self) -> None:
         self.record: Record | None = None
-        self.marks: dict[str, Mark | None] = {"b": None, "c": None}
+        self.marks: dict[str, OutputMark | None] = {"b": None, "c": None}
         self.logs: dict[str, list[bytes]] = {"b": [], "c": []}
 
     def recovering(self, shape: Shape = SHAPE, **more: Any) -> Iterator[None]:
@@ -235,7 +235,7 @@ class Stores:
             assert record.attempt is not None
             for one in parts:
                 self.logs[store] += one.bodies
-            self.marks[store] = Mark(record.identity, record.attempt.end)
+            self.marks[store] = OutputMark(record.identity, record.attempt.end)
             yield
 
     def stepping(self, sets: int, stores: Sequence[str]) -> Iterator[None]:
@@ -319,7 +319,7 @@ def test_recovery_can_be_cut_short_anywhere(
     def stores() -> Stores:
         made = Stores()
         made.record = record(attempt=BOTH)
-        made.marks = {store: None if n is None else Mark(IDENTITY, n) for store, n in (("b", b), ("c", c))}
+        made.marks = {store: None if n is None else OutputMark(IDENTITY, n) for store, n in (("b", b), ("c", c))}
         return made
 
     shape = replace(SHAPE, outputs=["else@b"]) if changed else SHAPE
@@ -338,21 +338,27 @@ RICH = record(
     given={"b": 3},
     totals=Totals(5, 4, 1, 0),
 )
-EXAMPLES: list[Record | Mark] = [record(), RICH, record(shape=ANY), Mark(IDENTITY, 0), Mark(SERIES, 1 << 62)]
+EXAMPLES: list[Record | OutputMark] = [
+    record(),
+    RICH,
+    record(shape=ANY),
+    OutputMark(IDENTITY, 0),
+    OutputMark(SERIES, 1 << 62),
+]
 
 
-def decode(like: Record | Mark, data: bytes) -> Record | Mark:
+def decode(like: Record | OutputMark, data: bytes) -> Record | OutputMark:
     return type(like).decode(data)
 
 
 @pytest.mark.parametrize("value", EXAMPLES)
-def test_values_come_back(value: Record | Mark) -> None:
+def test_values_come_back(value: Record | OutputMark) -> None:
     assert decode(value, value.encode()) == value
     assert value.encode() == value.encode()
 
 
 @pytest.mark.parametrize("value", EXAMPLES)
-def test_anything_else_is_corrupt(value: Record | Mark) -> None:
+def test_anything_else_is_corrupt(value: Record | OutputMark) -> None:
     """Cut at every byte, with each bit wrong, with something behind it, or of the other kind."""
     data = value.encode()
     damaged = [data[:end] for end in range(len(data))]
@@ -364,7 +370,7 @@ def test_anything_else_is_corrupt(value: Record | Mark) -> None:
         with pytest.raises(Corrupt):
             decode(value, one)
     with pytest.raises(Corrupt, match="Something else has written"):
-        (Mark if isinstance(value, Record) else Record).decode(data)
+        (OutputMark if isinstance(value, Record) else Record).decode(data)
 
 
 @given(st.binary(max_size=300))

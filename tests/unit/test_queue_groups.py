@@ -8,7 +8,7 @@ import pytest
 
 from detent.codec import queue as records
 from detent.codec.queue import Config
-from detent.errors import Conflict, Invalid
+from detent.errors import Conflict, Invalid, StaleReceipt
 from detent.journal import operations as journal_ops
 from detent.queue import grouped as groups_module
 from detent.queue import operations as ops
@@ -67,10 +67,73 @@ def test_no_message_of_a_group_is_given_out_while_another_is_in_flight(world: Gr
 
 
 def test_one_claim_takes_several_of_a_group_in_order(world: Grouped) -> None:
-    messages = world.grouped(*"aabab")
-    assert world.claim(9).messages == messages
+    a1, a2, b1, a3, b2 = world.grouped(*"aabab")
+    assert world.claim(9).messages == [a1, a2, a3, b1, b2]
     assert world.counts() == (0, 0, 0, 5)
     world.survives()
+
+
+def test_claim_takes_as_many_of_one_group_as_it_can(world: Grouped) -> None:
+    a1, b1, a2, a3, b2 = world.grouped("a", "b", "a", "a", "b")
+    assert world.claim(2).messages == [a1, a2]
+    assert world.claim(2).messages == [b1, b2]
+    assert world.claim(2).messages == []
+    assert world.about().blocked == 1
+    assert a3 not in world.q.flights
+
+
+def test_with_overlap_first_message_comes_back_while_later_ones_are_in_flight(world: Grouped) -> None:
+    world.commit(ops.ConfigureQueue("q", ops.Settings(group_overlap=True)))
+    a1, a2, a3 = world.grouped(*"aaa")
+    claimed = world.claim(2)
+    world.commit(used(ops.Fail, claimed, 0))
+    assert world.claim(9).messages == [a1]
+    world.survives()
+    world.commit(used(ops.Fail, claimed, 1))  # the first one is in flight again, and holds this one back
+    assert world.claim(9).messages == []
+    assert (claimed.messages, world.q.flights.keys()) == ([a1, a2], {a1})
+    world.survives()
+    assert a3 not in world.q.flights
+
+
+def test_with_overlap_message_behind_one_in_flight_waits(world: Grouped) -> None:
+    world.commit(ops.ConfigureQueue("q", ops.Settings(group_overlap=True)))
+    a1, a2, a3 = world.grouped(*"aaa")
+    claimed = world.claim(2)
+    world.commit(used(ops.Fail, claimed, 0))
+    again = world.claim(9)
+    assert again.messages == [a1]
+    world.commit(used(ops.Ack, again))
+    assert world.claim(9).messages == []  # the second one is in flight still
+    world.commit(used(ops.Ack, claimed, 1))
+    assert world.claim(9).messages == [a3]
+    assert claimed.messages == [a1, a2]
+
+
+def test_overlap_that_is_switched_on_lets_go_what_it_allows(world: Grouped) -> None:
+    a1, _ = world.grouped(*"aa")
+    claimed = world.claim(2)
+    world.commit(used(ops.Fail, claimed, 0))
+    assert world.claim(9).messages == []
+    world.commit(ops.ConfigureQueue("q", ops.Settings(group_overlap=True)))
+    assert world.counts() == (1, 0, 0, 1)
+    world.commit(ops.ConfigureQueue("q", ops.Settings(group_overlap=False)))
+    assert world.counts() == (0, 0, 1, 1)
+    world.commit(ops.ConfigureQueue("q", ops.Settings(group_overlap=True)))
+    assert world.claim(9).messages == [a1]
+    world.survives()
+
+
+def test_purge_of_what_is_in_flight_frees_its_groups(world: Grouped) -> None:
+    world.grouped(*"aab")
+    claimed = world.claim(1)
+    world.commit(ops.Purge("q", in_flight=True))
+    assert world.counts() == (0, 0, 0, 0)
+    world.survives()
+    with pytest.raises(StaleReceipt):
+        world.commit(used(ops.Ack, claimed))
+    (new,) = world.grouped("a")
+    assert world.claim(9).messages == [new]
 
 
 def test_what_a_claim_leaves_of_a_group_waits_until_all_it_took_are_gone(world: Grouped) -> None:

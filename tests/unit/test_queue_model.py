@@ -29,11 +29,11 @@ from detent.queue import checkpoint, holdings, housekeeping, places, publishing
 from detent.queue import operations as ops
 from detent.queue import reader_operations as reader_ops
 from detent.queue.holdings import LIVE
-from queuemodel import AVAILABLE, FAILED, Model
+from queuemodel import AVAILABLE, FAILED, IN_FLIGHT, Model
 from world import World
 
 SETTINGS = settings(
-    max_examples=3_000 if os.environ.get("DETENT_SOAK") else 150,
+    max_examples=3_000 if os.environ.get("DETENT_SOAK") else 60,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -49,6 +49,7 @@ BASES = (
     ops.Settings(max_attempts=2, backoff_ms=0, lease_ms=1_000, done_retention_s=2),
     ops.Settings(max_attempts=3, backoff_ms=400, backoff_max_ms=1_000, group_header="group"),
     ops.Settings(max_attempts=2, backoff_ms=0, lease_ms=1_000, done_retention_s=2, group_header="group"),
+    ops.Settings(max_attempts=0, backoff_ms=0, lease_ms=1_000, group_header="group", group_overlap=True),
 )
 EVERYTHING = (
     ops.Settings(filter="true"),
@@ -95,6 +96,8 @@ SETTINGS_CHANGES = (
     ops.Settings(group_header="group"),
     ops.Settings(group_header="a"),
     ops.Settings(group_header=""),
+    ops.Settings(group_overlap=True),
+    ops.Settings(group_overlap=False),
     ops.Settings(labels={"team": "a", "é": ""}),
     ops.Settings(labels={}),
     *(ops.Settings(dead_letter=name) for name in (*NAMES, "")),
@@ -591,17 +594,25 @@ class Histories(RuleBasedStateMachine):
         while result is not None and result[0].more and messages is None:
             result = self.run(ops.Redrive(name, messages, text, to, result[0].after))
 
-    @rule(name=names, available=st.booleans(), failed=st.booleans(), wanted=st.integers(0, 1))
-    def purge(self, name: str, available: bool, failed: bool, wanted: int) -> None:
+    @rule(
+        name=names,
+        available=st.booleans(),
+        failed=st.booleans(),
+        in_flight=st.booleans(),
+        keys=st.booleans(),
+        wanted=st.integers(0, 1),
+    )
+    def purge(self, name: str, available: bool, failed: bool, in_flight: bool, keys: bool, wanted: int) -> None:
         if name not in self.model.queues or not wanted:
             return
+        in_flight = in_flight and available
         self.look()
         count, below, more = 0, -1, True
         while more:
-            moved = self.world.commit(ops.Purge(name, available, failed, None, below))[0]
+            moved = self.world.commit(ops.Purge(name, available, failed, None, below, in_flight, keys))[0]
             count, below, more = count + moved.count, moved.after, moved.more
-        states = [AVAILABLE] * available + [FAILED] * failed
-        assert count == self.model.purge_all(name, *states)
+        states = [AVAILABLE] * available + [FAILED] * failed + [IN_FLIGHT] * in_flight
+        assert count == self.model.purge_all(name, *states, keys=keys)
         self.settle()
 
     @rule(after=elapsed, fault=faults)

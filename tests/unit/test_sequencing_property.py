@@ -20,9 +20,9 @@ from detent.message.vectorised import sequence_block_columns
 from oracle import RawMessage, committed, random_journal
 
 SOAK = bool(os.environ.get("DETENT_SOAK"))
-SEEDS = 5_000 if SOAK else 300
+SEEDS = 5_000 if SOAK else 150
 EXAMPLES = settings(
-    max_examples=5_000 if SOAK else 250,
+    max_examples=5_000 if SOAK else 120,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

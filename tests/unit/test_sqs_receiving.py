@@ -49,7 +49,7 @@ def test_what_was_claimed_for_a_consumer_that_hung_up_meanwhile_is_there_for_oth
 
             slow: Any = Slow(store, hung_up)
             receive = Receiving(slow, Directory(store), QueuePlace(), time.time, lambda _: True).receive
-            call = SqsCall("ReceiveMessage", {"QueueUrl": "orders", "WaitTimeSeconds": 20}, UNCHECKED, "", "", gone)
+            call = SqsCall("ReceiveMessage", {"QueueUrl": "orders", "WaitTimeSeconds": 20}, UNCHECKED, "", "", "", gone)
             receiving_it = asyncio.create_task(receive(call))
             await asyncio.sleep(0.05)
             await queue.publish(b"x")
@@ -82,7 +82,7 @@ def receive_call(**fields: Any) -> SqsCall:
     async def stays() -> None:
         await asyncio.Event().wait()
 
-    return SqsCall("ReceiveMessage", {"QueueUrl": "orders.fifo", **fields}, UNCHECKED, "", "", stays)
+    return SqsCall("ReceiveMessage", {"QueueUrl": "orders.fifo", **fields}, UNCHECKED, "", "", "", stays)
 
 
 def test_receive_whose_answer_was_lost_is_undone_unless_it_was_given_again() -> None:

@@ -29,7 +29,7 @@ REFUSED = {
     "a visibility timeout that is too long": ("q", {"VisibilityTimeout": "43201"}),
     "a policy": ("q", {"Policy": "{}"}),
     "a key": ("q", {"KmsMasterKeyId": "alias/aws/sqs"}),
-    "encryption": ("q", {"SqsManagedSseEnabled": "true"}),
+    "encryption that is neither on nor off": ("q", {"SqsManagedSseEnabled": "perhaps"}),
     "deduplication in a standard queue": ("q", {"ContentBasedDeduplication": "true"}),
     "an order in a queue of another name": ("q", {"FifoQueue": "true"}),
     "no order in a FIFO queue": ("q.fifo", {"FifoQueue": "false"}),
@@ -40,6 +40,7 @@ REFUSED = {
     "a redrive policy without a target": ("q", {"RedrivePolicy": '{"maxReceiveCount": 1}'}),
     "an allow policy that allows something else": ("q", {"RedriveAllowPolicy": '{"redrivePermission": "some"}'}),
     "an allow policy that allows a list": ("q", {"RedriveAllowPolicy": '{"redrivePermission": []}'}),
+    "a redrive policy without a count": ("q", {"RedrivePolicy": json.dumps({"deadLetterTargetArn": ARN + "d"})}),
     "a redrive policy with a list": ("q", {"RedrivePolicy": '{"deadLetterTargetArn": [], "maxReceiveCount": {}}'}),
     "the number of failed messages": ("q", {"DetentFailedMessages": "0"}),
     "an allow policy without its queues": ("q", {"RedriveAllowPolicy": '{"redrivePermission": "byQueue"}'}),
@@ -52,7 +53,7 @@ REFUSED = {
 def test_attributes_that_cannot_be_set_are_refused(case: str) -> None:
     queue, attributes = REFUSED[case]
     with pytest.raises(Refused):
-        read_attributes(attributes, {}, fifo=queue.endswith(".fifo"))
+        read_attributes(queue, attributes, None, fifo=queue.endswith(".fifo"))
 
 
 def test_attributes_become_settings_and_labels() -> None:
@@ -63,7 +64,7 @@ def test_attributes_become_settings_and_labels() -> None:
         "DetentFilter": "true",
         "Policy": "",
     }
-    changes = read_attributes(given, {}, fifo=False)
+    changes = read_attributes("q", given, {}, fifo=False)
     assert changes.settings == {
         "lease": timedelta(milliseconds=1),
         "backoff": timedelta(seconds=5),
@@ -75,10 +76,11 @@ def test_attributes_become_settings_and_labels() -> None:
 
 def test_a_limit_by_group_goes_with_the_scope_that_the_queue_has() -> None:
     limit = {"FifoThroughputLimit": "perMessageGroupId"}
-    read_attributes(limit, {"sqs:DeduplicationScope": "messageGroup"}, fifo=True)
-    read_attributes({**limit, "DeduplicationScope": "messageGroup"}, {}, fifo=True)
+    read_attributes("q.fifo", limit, {"sqs:DeduplicationScope": "messageGroup"}, fifo=True)
+    read_attributes("q.fifo", {**limit, "DeduplicationScope": "messageGroup"}, {}, fifo=True)
     with pytest.raises(Refused):
-        read_attributes({"DeduplicationScope": "queue"}, {"sqs:FifoThroughputLimit": "perMessageGroupId"}, fifo=True)
+        known = {"sqs:FifoThroughputLimit": "perMessageGroupId"}
+        read_attributes("q.fifo", {"DeduplicationScope": "queue"}, known, fifo=True)
 
 
 def test_an_allow_policy_names_its_queues() -> None:

@@ -366,7 +366,7 @@ FORM_CASES = [
         "QueueAlreadyExists",
     ),
     ({"Action": "Nonsense"}, 400, "InvalidAction"),
-    ({"Version": "2012-11-05"}, 400, "MissingAction"),
+    ({"Version": "2012-11-05"}, 404, "UnknownOperationException"),
 ]
 
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from detent import crash
+from detent import crash, spans
 from detent.bus.calling import Calling, UserCaller
 from detent.bus.outbox import Claim, OutboxStorage
 from detent.bus.transport import Transport
@@ -211,8 +211,11 @@ class Forwarder(Task):
         """Send the messages of a claim, outside of any transaction."""
         done = _BatchResult(claim)
         crash.point("bus.before_forward")
+        envelopes = [pending.envelope for pending in claim.pending]
+        carriers = (envelope.headers for envelope in envelopes)
         try:
-            errors = self._transport.send([pending.envelope for pending in claim.pending])
+            with spans.sending("forward", claim.lane, len(envelopes), carriers=carriers):
+                errors = self._transport.send(envelopes)
         except DetentError as failure:
             self._report(claim, failure)
             done.passing = reason_of(failure)

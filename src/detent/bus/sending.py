@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final, TypedDict, Unpack
 
-from detent import names
+from detent import names, spans
 from detent.bus import messages as wire
 from detent.bus.messages import Envelope, Incoming, JsonSerializer, MsgpackSerializer, Serializer, Types
 from detent.bus.replies import Replies
@@ -316,8 +316,25 @@ class Sender:
         id: str | None = None,
     ) -> str:
         """Write a message, and send it: with the transaction that it joins, or now."""
-        type_name = self.types.add(type(message))
         joined = current.get()
+        kind, name = wire.parts_of(address)
+        about = name if kind == wire.QUEUE else wire.name_of(type(message))
+        operation = "publish" if kind == wire.TOPIC else "send"
+        with spans.sending(operation, about, kind="send" if joined is None else "create"):
+            return self._send(message, address, joined, delay=delay, at=at, headers=headers, id=id)
+
+    def _send(
+        self,
+        message: Any,
+        address: str,
+        joined: Uncommitted | None,
+        *,
+        delay: Duration | None,
+        at: datetime | None,
+        headers: Mapping[str, str] | None,
+        id: str | None,
+    ) -> str:
+        type_name = self.types.add(type(message))
         if joined is not None and joined.bus is not self:
             raise Invalid(
                 f"{self.name!r} cannot send within a transaction of {joined.bus.name!r}, which could not take it back: "
@@ -361,7 +378,7 @@ class Sender:
             wire.CONTENT_TYPE: self.serializer.content_type,
         }
         _check_own(given, written, getattr(joined, "headers", {}))
-        return {**given, **written}
+        return {**(spans.with_trace(given) or {}), **written}
 
     # -- reading --------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from detent import crash
+from detent import crash, spans
 from detent.bus import messages as wire
 from detent.bus.calling import UserCaller
 from detent.bus.declared import App, Outcome
@@ -153,7 +153,16 @@ class DeliveryPipeline:
 
     def deliver(self, incoming: Incoming) -> Outcome:
         """Read it, and handle it in this thread, or on the loop if anything is to be awaited."""
-        return contextvars.copy_context().run(self._deliver, incoming)  # what one leaves there, the next must not see
+        return contextvars.copy_context().run(self._traced, incoming)  # what one leaves there, the next must not see
+
+    def _traced(self, incoming: Incoming) -> Outcome:
+        bus = self._bus
+        named = incoming.headers.get(wire.ID) or incoming.transport_id
+        with spans.processing(bus.transport.input_name, [incoming.headers], group=bus.name, message=named) as span:
+            outcome = self._deliver(incoming)
+            if incoming.error is not None:
+                spans.failed(span, incoming.error)
+            return outcome
 
     def _deliver(self, incoming: Incoming) -> Outcome:
         calling = self._bus.calling

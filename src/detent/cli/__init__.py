@@ -12,6 +12,7 @@ Everything that runs:
 The nouns, each with what it alone has:
 
     store.py           `detent store`
+    store_backup.py    `detent store`: backup, restore, compact
     journal.py         `detent journal`
     queue.py           `detent queue`: create, change, show
     queue_messages.py  `detent queue`: publish, claim, settle, failed messages
@@ -27,6 +28,7 @@ The nouns, each with what it alone has:
     table.py           `detent table`: Delta and Iceberg tables
     spark.py           `detent spark`: what a Spark needs that Detent does not start
     serve.py           `detent serve`
+    console.py         `detent console`
     token.py           `detent token`
     doctor.py          `detent doctor`
     demo.py            `detent demo`
@@ -64,6 +66,7 @@ from detent.cli._output import line_text
 from detent.cli.aliases import consume
 from detent.cli.bridge import bridge
 from detent.cli.bus import bus
+from detent.cli.console import console
 from detent.cli.consumer import consumer
 from detent.cli.demo import demo
 from detent.cli.doctor import doctor
@@ -77,7 +80,7 @@ from detent.cli.queue_readers import queue
 from detent.cli.run import run as run_command
 from detent.cli.serve import serve
 from detent.cli.spark import spark
-from detent.cli.store import store
+from detent.cli.store_backup import store
 from detent.cli.table import table
 from detent.cli.tasks import COMMANDS as TASK_COMMANDS
 from detent.cli.token import token
@@ -141,6 +144,7 @@ def cli() -> None:
 
 cli.add_command(bridge)
 cli.add_command(bus)
+cli.add_command(console)
 cli.add_command(consume)
 cli.add_command(consumer)
 cli.add_command(demo)

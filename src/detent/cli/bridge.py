@@ -68,25 +68,35 @@ def kafka() -> None:
 @click.argument("topic")
 @click.option("--journal", help="The journal; {partition} in its name is the partition's number.")
 @click.option("--queue", help="The queue, instead of a journal.")
+@click.option("--dead-letters", metavar="JOURNAL", help="The journal for records that a message cannot hold.")
 @click.option("--shards", type=click.IntRange(1), help="How many parts the partitions are divided into, for ever.")
 @_shared
-def copy_in(topic: str, journal: str | None, queue: str | None, shards: int | None, **given: Any) -> None:
+def copy_in(
+    topic: str, journal: str | None, queue: str | None, dead_letters: str | None, shards: int | None, **given: Any
+) -> None:
     """Copy a topic into a journal or a queue, each committed record once.
 
     Records, and the offsets of the next ones, are one transaction of the store. Keys stay keys, headers headers; the
     headers kafka.topic, kafka.partition, kafka.offset and kafka.timestamp say where a message is from. Several
     processes share the partitions if there are --shards.
 
+    A record that a message cannot hold, such as one over 16 MiB, ends the bridge. With --dead-letters it becomes a
+    message of that journal, once: the headers kafka.partition and kafka.offset say where the record is, kafka.refused
+    why, and kafka.left what of it the message does not have.
+
     \b
     Examples:
       detent bridge kafka in orders --journal orders
       detent bridge kafka in orders --queue orders --start latest
       detent bridge kafka in orders --journal orders/{partition} --shards 4
+      detent bridge kafka in orders --journal orders --dead-letters orders-dead
     """
     from detent.kafka import FromTopic
 
-    options = {} if shards is None else {"shards": shards}
-    made = FromTopic(given["name"] or topic, topic=topic, journal=journal, queue=queue, **options, **_options(given))
+    ends: dict[str, Any] = {"journal": journal, "queue": queue, "dead_letters": dead_letters}
+    if shards is not None:
+        ends["shards"] = shards
+    made = FromTopic(given["name"] or topic, topic=topic, **ends, **_options(given))
     _run(made, given)
 
 

@@ -20,6 +20,9 @@ from detent.paths import path_url
 @may_take_store
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=7410, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option(
+    "--sqs-port", type=click.IntRange(0, 65535), help="A second port, for SQS clients that are set up for one (9324)."
+)
 @click.option("--keys", metavar="FILE", help="The file of keys that `detent token` makes (or DETENT_KEYS_FILE).")
 @click.option("--no-auth", is_flag=True, help="Let every client that can reach the port do anything.")
 @click.option("--tls-cert", metavar="FILE", type=click.Path(path_type=Path), help="Serve HTTPS with this certificate.")
@@ -39,6 +42,7 @@ def serve(
     url: str | None,
     host: str,
     port: int,
+    sqs_port: int | None,
     keys: str | None,
     no_auth: bool,
     tls_cert: Path | None,
@@ -56,10 +60,13 @@ def serve(
     \b
     Try it:
       detent serve file:./data
+      curl http://127.0.0.1:7410/healthz
       detent queue create http://127.0.0.1:7410 mails
       curl http://127.0.0.1:7410/v1/queues/mails/messages \\
           -d '{"body": "hello"}'
       AWS_ENDPOINT_URL_SQS=http://127.0.0.1:7410 aws sqs list-queues
+
+    http://127.0.0.1:7410/console shows what is in the store to a browser.
 
     On an address that other machines can reach it wants keys: `detent token create` makes one.
     """
@@ -79,7 +86,7 @@ def serve(
                 f"--no-auth lets every client in, and {variable} gives keys: leave --no-auth out, or unset {variable}"
             )
     ring = None if no_auth else open_ring(keys)
-    serving = Serving(store, host, port, ring, no_auth, tls_cert, tls_key, force, metrics_queues)
+    serving = Serving(store, host, port, ring, no_auth, tls_cert, tls_key, force, metrics_queues, sqs_port)
 
     def ready(address: str) -> None:
         kept = " (nothing is kept when it stops)" if store == "memory:" else ""

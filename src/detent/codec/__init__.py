@@ -12,7 +12,6 @@ Journals:
     journal.py     the journal's records
     block.py       blocks of messages in columns, as Arrow
     single.py      blocks of one message, from templates
-    one_header.py  header columns in which each message has one of the same name
     parts.py       an Arrow stream, taken in parts while it is written
     foreign/       Arrow bytes that others have sent, checked before Arrow reads them
 

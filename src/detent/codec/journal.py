@@ -21,6 +21,7 @@ FRAGMENT: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x03)
 HORIZON: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x04)
 DELETED: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x05)
 OPEN_SPAN: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x06)
+FORMER_ENDS: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x07)
 PART: Final = Prefix(SUBSYSTEM_JOURNAL, 1, 0x10)
 
 BLOCK, HEAD, REGISTER, PRODUCER, SPAN, INDEX, ROLLED_BACK = (bytes([kind]) for kind in range(1, 8))
@@ -60,9 +61,8 @@ class Listing(StoredJournal):
     __slots__ = ()
 
     def encode(self) -> bytes:
-        return write_settings(
-            ByteWriter().pack(_LISTING, *self[:_FIXED]), JOURNAL, self._asdict(), self._fields[_FIXED:]
-        )
+        later = [key for key in self._fields[_FIXED:] if key != _BORN or self.born_ms]
+        return write_settings(ByteWriter().pack(_LISTING, *self[:_FIXED]), JOURNAL, self._asdict(), later)
 
     @classmethod
     def decode(cls, value: bytes) -> Listing:
@@ -70,13 +70,16 @@ class Listing(StoredJournal):
         fixed = reader.unpack(_LISTING)
         # One of a later release is left out, and not kept.
         later = {
-            key: read_setting(reader, JOURNAL.by_key[key], data) for key, data in read_pairs(reader) if key in _LATER
+            key: read_setting(reader, JOURNAL.by_key.get(key), data)
+            for key, data in read_pairs(reader)
+            if key in _LATER
         }
         return cls(*fixed, **later)
 
 
 _LISTING: Final = struct.Struct("<Iqqqqq")
 _FIXED: Final = 6
+_BORN: Final = "born_ms"
 _LATER: Final[frozenset[str]] = frozenset(StoredJournal._fields[_FIXED:])
 
 
@@ -291,6 +294,39 @@ class Fragment(NamedTuple):
 
 
 _FRAGMENT: Final = struct.Struct("<IQQQQq")
+
+
+FORMER_ENDS_MAX: Final = 64
+"""A reader that is so many restores behind finds another journal, not the one that it has read."""
+
+
+class FormerEnd(NamedTuple):
+    """Where a journal ended when its store was restored from a backup: the next offset and position, and since when it
+    was the journal that it was until then. What was read beyond is not what stands there now."""
+
+    created_ms: int
+    offset: int
+    position: int
+
+
+_FORMER_END: Final = struct.Struct("<qQQ")
+
+
+def encode_former_ends(ends: list[FormerEnd]) -> bytes:
+    """All of a journal, the oldest first."""
+    return b"".join(_FORMER_END.pack(*end) for end in ends)
+
+
+def decode_former_ends(value: bytes | None) -> list[FormerEnd]:
+    """Read them back; a journal of a store that was never restored has none."""
+    if value is None:
+        return []
+    reader = ByteReader(value, "former ends of a journal")
+    ends = [FormerEnd(*fields) for fields in reader.fixed_elements(_FORMER_END)]
+    times = [end.created_ms for end in ends]
+    if not 1 <= len(ends) <= FORMER_ENDS_MAX or times != sorted(set(times)):
+        raise reader.corrupt("no ends, too many, or out of order")
+    return ends
 
 
 def encode_number(value: int) -> bytes:

@@ -19,6 +19,7 @@ PIN: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x02)
 INPUTS: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x04)
 PLAN: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x05)
 STREAM: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x06)
+RESTORED: Final = Prefix(SUBSYSTEM_LEDGER, 1, 0x07)
 
 REPLACED_MAX: Final = 16
 """Replaced runs that a row remembers. A driver that is so many restarts behind has been dead for long."""
@@ -105,6 +106,19 @@ class Row(NamedTuple):
     def _counts_agree(self) -> bool:
         """Each entry raised the batch, which began below 0."""
         return self.entries <= self.batch + 1 and (self.entries > 0) == (self.batch >= 0)
+
+
+def encode_restored(batch: int) -> bytes:
+    """The highest batch that a ledger had when its store was restored from a backup."""
+    return ByteWriter().u64(batch).finish()
+
+
+def decode_restored(value: bytes) -> int:
+    """Read it back."""
+    reader = ByteReader(value, "ledger of a restored store")
+    batch = reader.u64()
+    reader.finish()
+    return batch
 
 
 class Pin(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from detent import spans
 from detent.codec.block import MESSAGE_BYTES_MAX
 from detent.consumer.application import OUTPUT_DEADLINE
 from detent.durations import Duration
@@ -68,6 +69,7 @@ class Outbox:
         if store not in self._names:
             raise Invalid(f"{store!r} is not an output of this consumer; it has {sorted(self._names - {OWN})}")
         entry: Entry
+        headers = spans.with_trace(headers)
         is_plain = type(body) is bytes and not headers
         if is_plain and key is None and len(body) <= MESSAGE_BYTES_MAX:
             entry = body

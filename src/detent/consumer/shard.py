@@ -20,12 +20,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from detent import crash
+from detent import crash, spans
 from detent.consumer.application import Declaration
 from detent.consumer.outbox import Outbox, Outlets
 from detent.consumer.progress import Progress
@@ -255,6 +256,7 @@ class Shard:
             offsets={**offsets, **{name: at for name, at in resets.items() if name not in raw}},
             raw={**positions, **{name: RawPosition(at, 0, []) for name, at in resets.items() if name in raw}},
             numbers={name: number for name, number in checkpoint.numbers.items() if name not in resets},
+            created={name: created for name, created in checkpoint.created.items() if name not in resets},
         )
 
     def _open_sources(self, checkpoint: Checkpoint) -> None:
@@ -363,6 +365,8 @@ class Shard:
         self, transaction: ConsumerTransaction, source: Any, messages: list[Message], *, waits: bool
     ) -> None:
         consume, state, publish = self._app.consume_function, transaction.state, transaction.publish
+        if spans.tracer() is not None:
+            consume = spans.traced(consume, self._span_of)
         for index, message in enumerate(messages):
             if self._is_full(transaction):
                 source.put_back(messages[index:])
@@ -374,6 +378,10 @@ class Shard:
                 await answer
             transaction.messages += 1
         source.drained()
+
+    def _span_of(self, message: Message, *_: Any) -> AbstractContextManager[Any]:
+        about = f"{message.journal}#{message.offset}"
+        return spans.processing(message.journal, [message.headers], group=self._app.name, message=about)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> None:
         answer = function(*arguments)
@@ -392,6 +400,7 @@ class Shard:
             offsets={**known.offsets, **read.offsets()},
             raw={**known.raw, **read.raw()},
             numbers={**known.numbers, **read.numbers()},
+            created={**known.created, **read.created()},
             transaction=self._number,
         )
         self._committer.submit(Sealed(changes, self._read, read.progress(), read.numbers(), outbox, messages))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import xxhash
 
@@ -34,17 +34,27 @@ REMEDY: Final = "Reset the consumer"
 Mine = Callable[[Message], bool]
 
 
+class ReadJournal(NamedTuple):
+    """Which journal was read, by its number and when it was made; None where nothing was read, 0 where an earlier
+    release has not written down when."""
+
+    number: int | None
+    created_ms: int | None
+
+
 class CommittedSource:
     """A journal by its committed offsets."""
 
     has_pending = False
 
     def __init__(
-        self, store: Store, journal: str, source: Source, at: int | None, number: int | None, mine: Mine | None
+        self, store: Store, journal: str, source: Source, at: int | None, known: ReadJournal, mine: Mine | None
     ) -> None:
+        number, created_ms = known
         if at is None:
             at, number = start_of(store.reader, journal, source.start)
-        self._following = Following(store.reader, journal, at, number, remedy=REMEDY)
+            created_ms = None
+        self._following = Following(store.reader, journal, at, number, created_ms=created_ms, remedy=REMEDY)
         self._mine = mine
         self.at = at
         """Offset after the last message that was consumed or passed over."""
@@ -53,6 +63,11 @@ class CommittedSource:
     def number(self) -> int | None:
         """The journal's number; None until it exists."""
         return self._following.number
+
+    @property
+    def created_ms(self) -> int | None:
+        """When it was made; None until it exists."""
+        return self._following.created_ms
 
     def take(self) -> list[Message]:
         """Messages that are there, some at a time; none if there are none."""
@@ -90,12 +105,12 @@ class RawSource:
     """A journal by its stored rows: duplicates, pending messages and acknowledgements, sequenced here."""
 
     def __init__(
-        self, store: Store, journal: str, position: RawPosition | None, number: int | None, mine: Mine | None
+        self, store: Store, journal: str, position: RawPosition | None, read: ReadJournal, mine: Mine | None
     ) -> None:
         self._store = store
         self.journal = journal
-        self.number = number
-        """The journal's number; None until it exists."""
+        self.number, self.created_ms = read
+        """The journal's number, and when it was made; None until it exists."""
         self._mine = mine
         known = {} if position is None else {journal: position}
         start = self._start() if position is None else position.position
@@ -122,8 +137,9 @@ class RawSource:
                 raise self._vanished(at) from None
             return None
         self.number = info.id if self.number is None else self.number
-        if info.id != self.number:
+        if info.id != self.number or not info.goes_on(self.created_ms or 0, at, raw=True):
             raise self._vanished(at)
+        self.created_ms = info.created_ms
         return info
 
     def _vanished(self, at: int) -> NotFound:
@@ -234,10 +250,11 @@ class Sources:
             )
         made: CommittedSource | RawSource
         number = checkpoint.numbers.get(journal)
+        known = ReadJournal(number, None if number is None else checkpoint.created.get(journal, 0))
         if source.raw:
-            made = RawSource(self._store, journal, checkpoint.raw.get(journal), number, mine)
+            made = RawSource(self._store, journal, checkpoint.raw.get(journal), known, mine)
         else:
-            made = CommittedSource(self._store, journal, source, checkpoint.offsets.get(journal), number, mine)
+            made = CommittedSource(self._store, journal, source, checkpoint.offsets.get(journal), known, mine)
         self._sources[journal] = made
         self._growths[journal] = Growth(self._store, journal, self._bell)
 
@@ -271,6 +288,10 @@ class Sources:
     def numbers(self) -> dict[str, int]:
         """Which journals these are."""
         return {name: one.number for name, one in self._sources.items() if one.number is not None}
+
+    def created(self) -> dict[str, int]:
+        """When each of them was made."""
+        return {name: one.created_ms for name, one in self._sources.items() if one.created_ms is not None}
 
     def progress(self) -> dict[str, int]:
         """Up to which committed offset each source is consumed."""

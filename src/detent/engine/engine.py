@@ -111,6 +111,11 @@ class Engine:
         """The epoch of the writer below."""
         return self._writer.epoch
 
+    @property
+    def restored_ms(self) -> int:
+        """When the store was restored from a backup; 0 if it never was."""
+        return self._sessions.restored_ms
+
     def now_ms(self) -> int:
         """The owner's time: see :mod:`detent.engine.ownertime`."""
         return self.time.now_ms()
@@ -121,8 +126,10 @@ class Engine:
 
     def require_given(self, session: bytes, holder: str) -> None:
         """`SessionExpired` unless an owner of this store gave this session to this holder: strangers make up names.
-        One of the wrong length is refused, as what it is, with the request."""
+        `Restored` if that was before the store was restored from a backup. One of the wrong length is refused, as what
+        it is, with the request."""
         if len(session) == SESSION_BYTES and not self._sessions.was_given(session, holder):
+            self._sessions.refuse_restored(session, holder)
             raise SessionExpired("this session was not given to this client; open a new one")
 
     def digest(self, purpose: bytes, content: bytes) -> bytes:

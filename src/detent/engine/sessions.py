@@ -21,18 +21,20 @@ import hmac
 import os
 import struct
 from collections.abc import Callable
-from typing import Final
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
 
 from detent.codec.keys import SUBSYSTEM_ENGINE, Prefix, u64
 from detent.codec.values import ByteReader, ByteWriter
 from detent.engine.operation import SESSION_BYTES, Request
-from detent.errors import Corrupt, Fenced, LimitExceeded, SessionExpired
+from detent.errors import Corrupt, Fenced, LimitExceeded, Restored, SessionExpired
 from detent.kv import Batch, View
 
 ANSWERS: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x01)
 EXPIRED: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x02)
 SECRET: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x03)
 PROVED_SINCE: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x04)
+LINEAGE: Final = Prefix(SUBSYSTEM_ENGINE, 1, 0x06)
 
 SESSION_IDLE_MS: Final = 3600 * 1000
 """How long a client may be silent and still have its unanswered transactions answered."""
@@ -56,10 +58,46 @@ REPEATED_MAX: Final = 10_000
 ANSWERS_PER_SESSION_MAX: Final = 16_384
 """A client with more answers outstanding does not say `answered`."""
 
+LINEAGE_BYTES: Final = 16
+FORMER_MAX: Final = 64
+"""Former lineages that a store remembers, to tell their clients why they are refused."""
+
 DIGEST_BYTES: Final = 16
 """A digest that is sent beside what it proves, and so may be as long as it should be."""
 
 _ENTRY: Final = struct.Struct("<16sQQ")
+
+
+class Lineage(NamedTuple):
+    """Which life of a store this is. A restore begins a new one: it has the records of the one before, and none of its
+    clients. `backup` is the digest of what it was restored from; a store that never was has no such record."""
+
+    current: bytes = bytes(LINEAGE_BYTES)
+    restored_ms: int = 0
+    backup: bytes = b""
+    former: tuple[bytes, ...] = ()
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        writer = ByteWriter().raw(self.current).i64(self.restored_ms).var_bytes(self.backup)
+        return writer.array(self.former, lambda w, one: w.raw(one)).finish()
+
+    @classmethod
+    def decode(cls, value: bytes | None) -> Lineage:
+        """Read a value back; a store without one was never restored."""
+        if value is None:
+            return cls()
+        reader = ByteReader(value, "lineage")
+        current, restored_ms, backup = reader.take(LINEAGE_BYTES), reader.i64(), reader.var_bytes()
+        former = tuple(reader.array(lambda r: r.take(LINEAGE_BYTES), element_bytes=LINEAGE_BYTES))
+        reader.finish()
+        if current in former or not 1 <= len(former) <= FORMER_MAX:
+            raise reader.corrupt("a life that is its own former one, or has none or too many before it")
+        return cls(current, restored_ms, backup, former)
+
+    def restored(self, current: bytes, restored_ms: int, backup: bytes) -> Lineage:
+        """The next life."""
+        return Lineage(current, restored_ms, backup, (*self.former, self.current)[-FORMER_MAX:])
 
 
 class Session:
@@ -84,6 +122,7 @@ class Sessions:
         self.proved_since_ms = 0
         """Since when producers are proved; open transactions from before may be those of an earlier release."""
         self._since_dirty = True
+        self._lineage = Lineage()
         self._repeated: dict[tuple[bytes, int], None] = {}  # kept when memory is read back: the clients are still there
         self._clear()
 
@@ -116,11 +155,10 @@ class Sessions:
         self._since_dirty = since is None
         if since is not None:
             self.proved_since_ms = decode_since(since)
+        self._lineage = Lineage.decode(view.get(LINEAGE.raw))
         stored = view.get(EXPIRED.raw)
         if stored is not None:
-            reader = ByteReader(stored, "expired sessions")
-            self.expired_through, self._expired_before_ms = reader.u64(), reader.u64()
-            reader.finish()
+            self.expired_through, self._expired_before_ms = decode_expired(stored)
         for key, value in view.scan(*ANSWERS.range()):
             record = ANSWERS.reader(key, "answers").u64()
             self._references[record] = 0
@@ -287,19 +325,50 @@ class Sessions:
         name = stamp.to_bytes(8, "big") + self._random(RANDOM_BYTES)
         return name + self._proof(name, holder)
 
+    @property
+    def restored_ms(self) -> int:
+        """When this life of the store began; 0 for its first one."""
+        return self._lineage.restored_ms
+
     def was_given(self, session: bytes, holder: str) -> bool:
         """Whether an owner of this store has named a session so, for this holder."""
         if len(session) != SESSION_BYTES:
             return False
-        name, proof = session[:-PROOF_BYTES], session[-PROOF_BYTES:]
-        return hmac.compare_digest(proof, self._proof(name, holder))
+        return _is_proved(session, self._proof(session[:-PROOF_BYTES], holder))
+
+    def refuse_restored(self, session: bytes, holder: str) -> None:
+        """`Restored` for a session that was given before the store was restored from a backup: its client may hold
+        receipts, producers and fences of a time that this store knows nothing of."""
+        name, lineage = session[:-PROOF_BYTES], self._lineage
+        if any(_is_proved(session, self._proof(name, holder, former)) for former in lineage.former):
+            raise Restored(
+                f"the store was restored from a backup at {_utc(lineage.restored_ms)}, and this process had opened it "
+                "before: what it remembers of the store may be gone. Start it anew"
+            )
 
     def digest(self, purpose: bytes, content: bytes) -> bytes:
         """What only an owner of this store can make of some content, for one purpose."""
         return hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=self._secret, person=purpose).digest()
 
-    def _proof(self, name: bytes, holder: str) -> bytes:
-        return hashlib.blake2b(name + holder.encode(), digest_size=PROOF_BYTES, key=self._secret).digest()
+    def _proof(self, name: bytes, holder: str, lineage: bytes | None = None) -> bytes:
+        salt = self._lineage.current if lineage is None else lineage
+        return hashlib.blake2b(name + holder.encode(), digest_size=PROOF_BYTES, key=self._secret, salt=salt).digest()
+
+
+def _utc(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _is_proved(session: bytes, proof: bytes) -> bool:
+    return hmac.compare_digest(session[-PROOF_BYTES:], proof)
+
+
+def decode_expired(value: bytes) -> tuple[int, int]:
+    """Through which stamp sessions have expired, and before which time."""
+    reader = ByteReader(value, "expired sessions")
+    expired = reader.u64(), reader.u64()
+    reader.finish()
+    return expired
 
 
 def decode_secret(value: bytes) -> bytes:

@@ -8,10 +8,21 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from detent.codec.values import ByteReader
+from detent.codec.keys import Prefix
 from detent.engine.operation import MALFORMED
 from detent.engine.ownertime import TIME, RecordedTime
-from detent.engine.sessions import ANSWERS, EXPIRED, PROVED_SINCE, SECRET, decode_answers, decode_secret, decode_since
+from detent.engine.sessions import (
+    ANSWERS,
+    EXPIRED,
+    LINEAGE,
+    PROVED_SINCE,
+    SECRET,
+    Lineage,
+    decode_answers,
+    decode_expired,
+    decode_secret,
+    decode_since,
+)
 from detent.errors import Corrupt
 from detent.kv import View
 
@@ -24,7 +35,7 @@ ANSWERS_COMPARED_MAX: Final = 1_000_000
 
 TOLD_EVERY_BYTES: Final = 256 << 10
 
-KNOWN: Final = (ANSWERS, EXPIRED, SECRET, PROVED_SINCE, TIME)
+KNOWN: Final = (ANSWERS, EXPIRED, SECRET, PROVED_SINCE, TIME, LINEAGE)
 """All that this release writes of the engine's own."""
 
 
@@ -138,36 +149,24 @@ def check_engine(view: View, tally: Tally) -> Iterator[Finding]:
                 seen.add((session, sequence))
             if not _is_answer(answer):
                 yield Finding(record_at(key), f"the answer of {name} does not decode")
-    for key, value in view.scan(*EXPIRED.range()):
-        tally.saw(key, value)
-        try:
-            EXPIRED.reader(key, "expired sessions").finish()
-            reader_of_value = ByteReader(value, "expired sessions")
-            reader_of_value.u64(), reader_of_value.u64()
-            reader_of_value.finish()
-        except Corrupt as error:
-            yield Finding(record_at(key), str(error))
-    for key, value in view.scan(*SECRET.range()):
-        tally.saw(key, value)
-        try:
-            SECRET.reader(key, "the secret of sessions").finish()
-            decode_secret(value)
-        except Corrupt as error:
-            yield Finding(record_at(key), str(error))
-    for key, value in view.scan(*PROVED_SINCE.range()):
-        tally.saw(key, value)
-        try:
-            PROVED_SINCE.reader(key, "since when producers are proved").finish()
-            decode_since(value)
-        except Corrupt as error:
-            yield Finding(record_at(key), str(error))
-    for key, value in view.scan(*TIME.range()):
-        tally.saw(key, value)
-        try:
-            TIME.reader(key, "the store's time").finish()
-            RecordedTime.decode(value)
-        except Corrupt as error:
-            yield Finding(record_at(key), str(error))
+    for prefix, what, decode in _SINGLE:
+        for key, value in view.scan(*prefix.range()):
+            tally.saw(key, value)
+            try:
+                prefix.reader(key, what).finish()
+                decode(value)
+            except Corrupt as error:
+                yield Finding(record_at(key), str(error))
+
+
+_SINGLE: Final[tuple[tuple[Prefix, str, Callable[[bytes], object]], ...]] = (
+    (EXPIRED, "expired sessions", decode_expired),
+    (SECRET, "the secret of sessions", decode_secret),
+    (PROVED_SINCE, "since when producers are proved", decode_since),
+    (TIME, "the store's time", RecordedTime.decode),
+    (LINEAGE, "the store's lineage", Lineage.decode),
+)
+"""Kinds of which a store has one record at most."""
 
 
 def _is_answer(answer: bytes) -> bool:

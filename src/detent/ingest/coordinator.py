@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from detent import crash
+from detent import crash, spans
 from detent.errors import Denied, DetentError, Fenced, Invalid, NotFound, ShardsLost, Unavailable
 from detent.ingest.announcements import Announced
 from detent.ingest.committer import BatchOutput, TableCommitter
@@ -313,13 +313,20 @@ class QueueCoordinator:
         from detent.ingest.job import SparkEnded
 
         try:
-            self._run_batch(files)
+            with self._span_of(files):
+                self._run_batch(files)
         except SparkEnded:
             raise
         except BaseException:
             # Not at once: whatever it was, it would be the same.
             self._let_go(files, self._config.retry_delay_s)
             raise
+
+    def _span_of(self, files: Sequence[HeldFile]) -> AbstractContextManager[Any]:
+        """The batch in the traces of the messages that announced its files."""
+        carriers = (message.delivery.headers for file in files for message in file.messages)
+        more = {"detent.ingest.files": len(files)}
+        return spans.processing(self._queue.name, carriers, group=self._config.name, count=len(files), more=more)
 
     def _run_batch(self, files: Sequence[HeldFile]) -> None:
         from detent.ingest.job import BatchFailed

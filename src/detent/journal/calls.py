@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from detent import spans
 from detent.codec import block
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
@@ -24,6 +25,7 @@ Entry = bytes | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, Mapping[
 
 def append(journal: str, body: bytes, key: bytes | None, headers: Mapping[str, str] | None) -> ops.Append:
     """One message."""
+    headers = spans.with_trace(headers)
     return ops.Append(
         journal,
         [_bytes(body, "a body")],
@@ -37,7 +39,7 @@ def append_many(journal: str, entries: Iterable[Entry]) -> Operation:
     if isinstance(entries, bytes | bytearray | str):
         raise Invalid("append_many takes a list of bodies; for one message use append")
     entries = list(entries)
-    if len(entries) >= PACKED_FROM and type(entries[0]) is bytes:
+    if len(entries) >= PACKED_FROM and type(entries[0]) is bytes and not spans.carried():
         try:
             blob = b"".join(entries)  # type: ignore[arg-type]  # the quickest way to find something else among them
             return ops.AppendPacked(journal, blob, np.fromiter(map(len, entries), "<i4", len(entries)).tobytes())
@@ -64,6 +66,8 @@ def plain_append(journal: str, entries: Iterable[Entry]) -> ops.Append:
             body = entry
         bodies.append(_bytes(body, "a body"))
     rows = len(bodies)
+    if spans.carried():
+        headers = [spans.with_trace(one) for one in headers + [None] * (rows - len(headers))]  # type: ignore[misc]
     some_keys, some_headers = any(key is not None for key in keys), any(headers)
     return ops.Append(
         journal,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from detent.codec.one_header import header_values
+from detent.codec.block import header_values
 from detent.journal.message import Message, messages_of
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, M
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol, Unpack
 
+from detent import spans
 from detent.durations import Duration, milliseconds, since_1970_ms
 from detent.engine import Operation
 from detent.engine.twins import Awaited, Plain, Twin, both, drive_each
@@ -165,13 +166,16 @@ class _JournalBase(Twin):
         self, body: bytes, *, key: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> ops.Appended:
         """Append one message. When this returns, the message is committed and survives a power cut."""
-        result: ops.Appended = await self._do(calls.append(self.name, body, key, headers))
+        with spans.sending("append", self.name):
+            result: ops.Appended = await self._do(calls.append(self.name, body, key, headers))
         return result
 
     @both
     async def append_many(self, entries: Iterable[Entry]) -> ops.Appended:
         """Append bodies, (body, key) or (body, key, headers), all or none."""
-        result: ops.Appended = await self._do(calls.append_many(self.name, entries))
+        listed = entries if isinstance(entries, bytes | bytearray | str) else list(entries)  # the text is refused below
+        with spans.sending("append", self.name, len(listed)):
+            result: ops.Appended = await self._do(calls.append_many(self.name, listed))
         return result
 
     @both

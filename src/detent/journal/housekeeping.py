@@ -342,6 +342,7 @@ class JournalHousekeeper:
                 memory.write(key, None, context)
         if len(found) < STEP_RECORDS:
             memory.write(records.DELETED.key(u32(op.journal)), None, context)
+            memory.write(records.FORMER_ENDS.key(u32(op.journal)), None, context)
             memory.deleted.discard(op.journal)
             context.undo.append(lambda: memory.deleted.add(op.journal))
         return Done()

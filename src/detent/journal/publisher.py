@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from detent import spans
 from detent.engine import MALFORMED, Operation
 from detent.engine.operation import OPERATIONS_MAX
 from detent.errors import (
@@ -153,7 +154,8 @@ class Publisher:
 
         All of them are committed, or none: `ProducerTaken` if some would be taken for duplicates.
         """
-        with self._lock:
+        entries = list(entries)
+        with spans.sending("append", journal, len(entries)), self._lock:
             if journal in self._pending:
                 raise Invalid(
                     f"this publisher has pending messages in {journal!r}: acknowledge them first, or use another one"

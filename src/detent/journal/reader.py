@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from detent.codec import block
 from detent.codec import journal as records
-from detent.codec.journal import Fragment, IndexRun, JournalHead, Listing
+from detent.codec.journal import FormerEnd, Fragment, IndexRun, JournalHead, Listing, decode_former_ends
 from detent.codec.keys import u32
-from detent.errors import Corrupt, Invalid, NotFound
+from detent.engine.sessions import LINEAGE, Lineage
+from detent.errors import Corrupt, Invalid, NotFound, Restored
 from detent.journal import fragments
 from detent.journal.housekeeping import blocks_from, runs_from
 from detent.journal.operations import check_name
@@ -49,6 +50,37 @@ class JournalInfo(ConfiguredJournal, frozen=True, kw_only=True):
     """The highest clock of the producers that the journal has forgotten: see :mod:`detent.message.sequence`."""
     open_from: int = 0
     """No transaction is open that begins before this position."""
+    former_ends: list[FormerEnd] = []  # noqa: RUF012 - never changed
+    """Where it ended whenever its store was restored from a backup, the oldest first."""
+
+    def goes_on(self, created_ms: int, at: int, *, raw: bool = False) -> bool:
+        """Whether a place in the journal that was created then is a place in this one: it is the same, or the one that
+        it was before a restore. 0: when that was is not known, so it may have been before all of them. `Restored` if
+        the place is beyond what was restored. `raw` places are positions."""
+        if created_ms == self.created_ms or (not created_ms and not self.former_ends):
+            return True
+        times = [end.created_ms for end in self.former_ends]
+        if created_ms and created_ms not in times:
+            return False
+        self._require_within(self.former_ends[times.index(created_ms) if created_ms else 0 :], at, raw)
+        return True
+
+    def require_restored(self, restored_ms: int, at: int, *, raw: bool = False) -> None:
+        """`Restored` unless a place that was read in the life of the store which began then, 0 for its first one, is a
+        place in what was restored since."""
+        until = [*(end.created_ms for end in self.former_ends[1:]), self.created_ms]
+        later = [end for end, ended_ms in zip(self.former_ends, until, strict=True) if ended_ms > restored_ms]
+        if later:
+            self._require_within(later, at, raw)
+
+    def _require_within(self, ends: list[FormerEnd], at: int, raw: bool) -> None:
+        end = min(end.position if raw else end.offset for end in ends)
+        if at > end:
+            raise Restored(
+                f"{self.name!r} was read to {at}, and ended at {end} when its store was restored from a backup: what "
+                "was read beyond is gone, and other messages may stand there now. Restore what remembers this place to "
+                f"a copy of that time, or reset it to {end} to read what is there"
+            )
 
     @property
     def messages(self) -> int:
@@ -141,7 +173,7 @@ class JournalReader:
             registers = {key[len(start) :].decode(): value.decode() for key, value in view.scan(start, end)}
             spans = sum(1 for _ in view.scan(*records.OPEN_SPAN.range(u32(listing.journal))))
             fields = {**listing._asdict(), **head._asdict()}
-            for internal in ("journal", "dropped_bytes", "pending_bytes", "reclaim_to", "newest_clock"):
+            for internal in ("journal", "born_ms", "dropped_bytes", "pending_bytes", "reclaim_to", "newest_clock"):
                 del fields[internal]
             return JournalInfo(
                 name=name,
@@ -149,8 +181,14 @@ class JournalReader:
                 open_spans=spans,
                 open_from=_watermark(view, listing.journal) if spans else head.next_position,
                 registers=registers,
+                former_ends=decode_former_ends(view.get(records.FORMER_ENDS.key(u32(listing.journal)))),
                 **fields,
             )
+
+    def restored_ms(self) -> int:
+        """When the store was restored from a backup; 0 if it never was."""
+        with self._reader.view() as view:
+            return Lineage.decode(view.get(LINEAGE.raw)).restored_ms
 
     def number(self, name: str) -> int | None:
         """The journal's number, which a journal of the same name that is made later does not have; None if there is

@@ -104,7 +104,7 @@ def is_done(memory: JournalMemory, state: JournalState, op: ops.AppendStamped, p
         return False
     if op.flags[0] == ACK_TXN and known is not None and op.clocks[0] <= known.last_ack:
         return bool(span)
-    if clock_of_ns(state.listing.created_ms * 1_000_000) > op.begun:
+    if clock_of_ns((state.listing.born_ms or state.listing.created_ms) * 1_000_000) > op.begun:
         raise NotFound(f"the journal {state.name!r} was made anew, and the messages of this transaction are gone")
     raise Fenced(
         f"the first messages of a transaction of producer {producer:012x} are not pending in {state.name!r}: it was "

@@ -27,6 +27,7 @@ KNOWN: Final = (
     records.HORIZON,
     records.DELETED,
     records.OPEN_SPAN,
+    records.FORMER_ENDS,
     records.PART,
 )
 """All that this release writes of journals."""
@@ -61,6 +62,7 @@ class JournalSurvey:
         yield from self._deletions()
         yield from self._numbers()
         yield from self._open_spans()
+        yield from self._former_ends()
         yield from self._parts()
 
     def _listings(self) -> Iterator[Finding]:
@@ -137,6 +139,19 @@ class JournalSurvey:
                 yield Finding(record_at(key), f"a key of {len(key)} bytes is malformed")
             elif journal not in self._ids:
                 yield Finding(record_at(key), f"an open transaction of journal number {journal}, which does not exist")
+
+    def _former_ends(self) -> Iterator[Finding]:
+        for key, value in self._view.scan(*records.FORMER_ENDS.range()):
+            self._tally.saw(key, value)
+            journal = int.from_bytes(key[PREFIX_BYTES:], "big")
+            try:
+                records.decode_former_ends(value)
+            except Corrupt as error:
+                yield Finding(record_at(key, self._ids.get(journal)), str(error))
+            if len(key) != PREFIX_BYTES + ID_BYTES:
+                yield Finding(record_at(key), f"a key of {len(key)} bytes is malformed")
+            elif journal not in self._ids and journal not in self._deleted:
+                yield Finding(record_at(key), f"the former ends of journal number {journal}, which does not exist")
 
     def _parts(self) -> Iterator[Finding]:
         """Walk over the journals' records, from number to number."""

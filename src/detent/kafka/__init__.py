@@ -10,6 +10,7 @@
     bridge.py       `FromTopic` and `ToTopic`
     declaration.py  what they are declared with
     mapping.py      pure: a Kafka record as a message of Detent, and back
+    letters.py      pure: a record that a message cannot hold, as a dead letter
     place.py        pure: how far a bridge is, what it goes on from, and what it refuses
     cluster.py      the client library: its configuration, topics, and its errors as ours
     inward.py       a topic's records and the next offsets, in one transaction of Detent

@@ -32,6 +32,9 @@ class FromTopic(Inflow, Bridge):
     `start` is where partitions begin that are there when the bridge first runs; one that is added later begins with its
     first record. Partitions are divided over `shards`, which several processes may share; their number is fixed when
     the bridge first runs.
+
+    A record that a message cannot hold, such as one of 20 MB, ends the bridge; with `dead_letters` it becomes a message
+    of that journal, which says where the record is and has what there is room for. See `detent.kafka.letters`.
     """
 
 

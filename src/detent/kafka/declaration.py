@@ -123,7 +123,15 @@ class Inflow(Declaration):
 
     direction = "in"
 
-    def __init__(self, name: str, *, journal: str | None = None, queue: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        journal: str | None = None,
+        queue: str | None = None,
+        dead_letters: str | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(name, **options)
         if (journal is None) == (queue is None):
             raise Invalid(f"a bridge from a topic has a journal or a queue: give {name!r} one of them")
@@ -131,8 +139,13 @@ class Inflow(Declaration):
             names.check_name(journal.replace("{partition}", "0"), "journal")
         if queue is not None:
             names.check_name(queue, "queue")
+        if dead_letters is not None:
+            names.check_name(dead_letters, "journal")
+            if dead_letters == journal:
+                raise Invalid(f"the dead letters of {name!r} need a journal of their own, and not {journal!r}")
         self.journal = journal
         self.queue = queue
+        self.dead_letters = dead_letters
 
     def ends(self) -> tuple[str, str]:
         """From where and to where, in words."""

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from detent import crash
-from detent.codec.block import MESSAGE_BYTES_MAX
-from detent.errors import Busy, Conflict, Invalid, LimitExceeded, NotFound, Unavailable
+from detent.errors import Busy, Conflict, DetentError, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.kafka import mapping, place
 from detent.kafka.cluster import as_ours, translated
 from detent.kafka.declaration import BATCH_BYTES, Inflow
+from detent.kafka.letters import letter_of, why_not
 from detent.kafka.mapping import Entry, Record
 from detent.kafka.place import TOPIC_PLACE, TopicPlace
 from detent.queue import Outgoing
@@ -187,29 +188,58 @@ class Inward:
 
     def _commit(self, records: list[Record]) -> Next:
         """Messages and place, together."""
-        after = self._after(records)
-        entries = [mapping.entry_of(record, origin=self._bridge.origin) for record in records]
         identity, partitions = self._cluster.describe(self._bridge.topic)
         if identity != self._at.id:  # what was read may be of the other topic
             return ANEW
         self._looked_at = time.monotonic()
         crash.point("kafka.in.before_commit")
         try:
-            with self._store.transaction() as transaction:
-                self._add(transaction, records, entries)
-                transaction.add(self.record.replacing(TOPIC_PLACE.encode(after)))
+            after = self._stored(records, {})
         except Busy:
             raise
         except (LimitExceeded, Invalid) as error:
-            raise type(error)(f"{_range(records)} of {self._bridge.topic!r} cannot be stored: {error}") from error
+            letters = self._letters(records)
+            if not letters or self._bridge.dead_letters is None:
+                raise self._unstorable(error, records, letters) from error
+            after = self._stored(records, letters)
         crash.point("kafka.in.after_commit")
         self._place = after
         return AGAIN if partitions == self._partitions else ANEW
 
+    def _stored(self, records: list[Record], letters: Mapping[int, str]) -> TopicPlace:
+        """The place after these records, which are in the store now. Those that `letters` has a reason for are dead
+        letters."""
+        after = self._after(records, len(letters))
+        good = [record for number, record in enumerate(records) if number not in letters]
+        with self._store.transaction() as transaction:
+            if good:
+                self._add(transaction, good, [mapping.entry_of(record, origin=self._bridge.origin) for record in good])
+            if letters:
+                assert self._bridge.dead_letters is not None, "there are letters where there is a journal for them"
+                made = [letter_of(records[number], why) for number, why in letters.items()]
+                transaction.append_table(self._bridge.dead_letters, mapping.table_of(made))
+            transaction.add(self.record.replacing(TOPIC_PLACE.encode(after)))
+        for number, why in letters.items():
+            logger.warning("%s is a dead letter in %r: %s", _range([records[number]]), self._bridge.dead_letters, why)
+        return after
+
+    def _letters(self, records: list[Record]) -> dict[int, str]:
+        """Which records a message cannot hold, by their place in the batch."""
+        origin, for_queue = self._bridge.origin, self._bridge.queue is not None
+        asked = ((number, why_not(one, origin=origin, for_queue=for_queue)) for number, one in enumerate(records))
+        return {number: why for number, why in asked if why is not None}
+
+    def _unstorable(self, error: DetentError, records: list[Record], letters: Mapping[int, str]) -> DetentError:
+        """The refusal of a batch, with what lets the bridge go on."""
+        if not letters:
+            return type(error)(f"{_range(records)} of {self._bridge.topic!r} cannot be stored: {error}")
+        number, why = next(iter(letters.items()))
+        return type(error)(
+            f"{_range([records[number]])} of {self._bridge.topic!r} cannot be stored: {why}. With --dead-letters "
+            "JOURNAL (dead_letters=...) the bridge goes on, and that journal says what it could not store"
+        )
+
     def _add(self, transaction: Any, records: list[Record], entries: list[Entry]) -> None:
-        for record, entry in zip(records, entries, strict=True):
-            if len(entry.body) > MESSAGE_BYTES_MAX:
-                raise LimitExceeded(f"{_range([record])} has {len(entry.body)} bytes, over {MESSAGE_BYTES_MAX}")
         if self._bridge.queue is not None:
             messages = [Outgoing(entry.body, mapping.with_key(entry)) for entry in entries]
             transaction.publish_many(messages, queue=self._bridge.queue)
@@ -220,15 +250,15 @@ class Inward:
         for journal, some in by_journal.items():
             transaction.append_table(journal, mapping.table_of(some))
 
-    def _after(self, records: list[Record]) -> TopicPlace:
-        """The place behind these records. `Conflict` if one comes twice."""
+    def _after(self, records: list[Record], letters: int) -> TopicPlace:
+        """The place behind these records, of which some are dead letters. `Conflict` if one comes twice."""
         before, offsets = self._at.offsets, dict[int, int]()
         for record in records:
             at = offsets.get(record.partition, before.get(record.partition, 0))
             if record.offset < at:
                 raise Conflict(f"partition {record.partition} gave offset {record.offset} after {at - 1}: it went back")
             offsets[record.partition] = record.offset + 1
-        return place.taken(self._at, offsets, len(records))
+        return place.taken(self._at, offsets, len(records), letters)
 
     # -- looking ------------------------------------------------------------------------------------------------
 
@@ -258,7 +288,7 @@ class Inward:
 
 def progress_of(found: TopicPlace) -> dict[str, int]:
     """What a place says of what was done."""
-    return {key: getattr(found, key) for key in ("taken", "absent", "skipped")}
+    return {key: getattr(found, key) for key in ("taken", "absent", "skipped", "letters")}
 
 
 def _record(message: Message) -> Record:
@@ -269,11 +299,13 @@ def _record(message: Message) -> Record:
     kind, at = message.timestamp()
     key: Any = message.key()
     value: Any = message.value()
+    headers: Any = ()
+    fault = ""
     try:
-        headers: Any = message.headers() or ()
+        headers = message.headers() or ()
     except UnicodeDecodeError as error:
-        raise Invalid(f"a header of {topic!r}, partition {partition}, offset {offset}, has no name: {error}") from error
-    return Record(topic, partition, offset, key, value, headers, at if kind else None)
+        fault = f"a header's name is not text: {error}"
+    return Record(topic, partition, offset, key, value, headers, at if kind else None, fault)
 
 
 def _size(record: Record) -> int:

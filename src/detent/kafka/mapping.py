@@ -58,6 +58,8 @@ class Record(NamedTuple):
     value: bytes | None
     headers: Headers
     timestamp_ms: int | None
+    fault: str = ""
+    """Why its headers cannot be had."""
 
 
 class Entry(NamedTuple):
@@ -81,7 +83,9 @@ class Produced(NamedTuple):
 
 
 def entry_of(record: Record, *, origin: bool) -> Entry:
-    """A record as a message. With `origin` its headers say from where it is."""
+    """A record as a message. With `origin` its headers say from where it is. `Invalid` for one with a fault."""
+    if record.fault:
+        raise Invalid(record.fault)
     headers = _text_headers(record.headers) if record.headers else {}
     if record.timestamp_ms is not None:
         headers[TIMESTAMP] = str(record.timestamp_ms)
@@ -131,9 +135,14 @@ def _text_headers(headers: Headers) -> dict[str, str]:
         if text is not None and times[name] == 1 and _is_free(name):
             found[name] = text
     if len(found) < len(headers):
-        exact = [[name, None if value is None else base64.b64encode(value).decode()] for name, value in headers]
-        found[HEADERS] = msgspec.json.encode(exact).decode()
+        found[HEADERS] = exact_headers(headers)
     return found
+
+
+def exact_headers(headers: Headers) -> str:
+    """All headers of a record, as the header `kafka.headers` has them."""
+    exact = [[name, None if value is None else base64.b64encode(value).decode()] for name, value in headers]
+    return msgspec.json.encode(exact).decode()
 
 
 def _is_free(name: str) -> bool:
@@ -154,7 +163,7 @@ def _text(value: bytes) -> str | None:
 def record_of(message: Message, *, origin: bool) -> Produced:
     """A message as a record. With `origin` its headers say which message it was. `Invalid` if a message pretends to be
     made of a record, and is not."""
-    headers = _exact_headers(message.headers)
+    headers = _headers_of(message.headers)
     known = {name for name, _ in headers}
     headers += [
         (name, value.encode()) for name, value in message.headers.items() if name not in known and _is_free(name)
@@ -171,7 +180,7 @@ def _timestamp(message: Message) -> int:
     return int(said) if said.isascii() and said.isdigit() and len(said) < 16 else message.published_ms
 
 
-def _exact_headers(headers: Mapping[str, str]) -> list[tuple[str, bytes | None]]:
+def _headers_of(headers: Mapping[str, str]) -> list[tuple[str, bytes | None]]:
     """The headers of the record that a message is from, where they were more than text."""
     if HEADERS not in headers:
         return []

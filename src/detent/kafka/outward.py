@@ -56,7 +56,7 @@ REFRESH_S: Final = 6 * 3600.0
 seven days unless it is told otherwise."""
 
 
-class _Bell:
+class _GrowthBell:
     """What a journal rings that has grown."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
@@ -128,8 +128,9 @@ class Outward:
         if now is None or (now.number, now.created_ms) != (found.number, found.created_ms):
             raise Conflict(
                 f"the journal {self._bridge.journal!r} is not the one of which messages up to {found.next} are in the "
-                f"topic {found.topic!r}: it was deleted and made anew, or the bridge has another journal now. Give the "
-                "bridge another name, or reset it to write the new journal from its beginning"
+                f"topic {found.topic!r}: it was deleted and made anew, its store was restored from a backup, or the "
+                "bridge has another journal now. Give the bridge another name, or reset it to write the journal that "
+                "is there"
             )
         if found.next > now.next_offset:
             raise Conflict(
@@ -163,7 +164,7 @@ class Outward:
         self._following = Following(
             self._store.reader, found.journal, found.next, found.number, created_ms=found.created_ms
         )
-        self._growth = Growth(self._store, found.journal, _Bell(self._wake))
+        self._growth = Growth(self._store, found.journal, _GrowthBell(self._wake))
 
     def step(self) -> Next:
         """One transaction, or a wait for messages."""

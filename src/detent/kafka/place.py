@@ -61,6 +61,9 @@ class TopicPlace(msgspec.Struct, frozen=True):
     begin: Start = "earliest"
     """Where a bridge that was reset begins: it has no id until it runs next."""
 
+    letters: int = 0
+    """Records that a message could not hold, and that are dead letters instead."""
+
     @property
     def offsets(self) -> dict[int, int]:
         """The same, by partition."""
@@ -116,7 +119,7 @@ def resumed(place: TopicPlace | None, topic: Topic, start: Start, accept: Collec
             "to read the new one from its beginning",
         )
         lows = {number: low for number, (low, _) in topic.extents.items()}
-        return TopicPlace(topic.name, topic.id, in_order(lows), place.taken, place.absent, place.skipped)
+        return msgspec.structs.replace(place, topic=topic.name, id=topic.id, places=in_order(lows), begin="earliest")
     return _moved(place, topic, accept)
 
 
@@ -156,15 +159,17 @@ def _moved(place: TopicPlace, topic: Topic, accept: Collection[str]) -> TopicPla
     return msgspec.structs.replace(place, places=in_order(offsets), skipped=place.skipped + skipped)
 
 
-def taken(place: TopicPlace, offsets: Mapping[int, int], count: int) -> TopicPlace:
-    """The place after `count` records, the last of which are before these offsets."""
+def taken(place: TopicPlace, offsets: Mapping[int, int], count: int, letters: int = 0) -> TopicPlace:
+    """The place after `count` records, the last of which are before these offsets; `letters` of them are dead
+    letters."""
     before = place.offsets
     passed = sum(after - before[number] for number, after in offsets.items())
     return msgspec.structs.replace(
         place,
         places=in_order({**before, **offsets}),
-        taken=place.taken + count,
+        taken=place.taken + count - letters,
         absent=place.absent + passed - count,
+        letters=place.letters + letters,
     )
 
 

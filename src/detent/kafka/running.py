@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from detent.errors import DetentError
 from detent.kafka.cluster import imported
 from detent.kafka.declaration import Declaration
-from detent.kafka.sharing import Share
+from detent.kafka.sharing import BridgeShare
 from detent.kafka.task import BridgeTask
 from detent.runtime.report import Report, State, state_of
 from detent.runtime.signals import stop_on_signals
@@ -61,7 +61,7 @@ class RunningBridge:
         self, bridge: Declaration, store: Store, *, once: bool, on_event: OnEvent | None, member: str | None
     ) -> None:
         self.bridge = bridge
-        self._share = Share(store, bridge, member)
+        self._share = BridgeShare(store, bridge, member)
         self._supervisor = Supervisor(on_event)
         self._beats = Beats(f"detent-bridge-{bridge.name}", self._share.beat_s, self._beat)
         self._shards: list[Supervised] = []

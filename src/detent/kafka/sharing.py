@@ -37,7 +37,7 @@ CROWDED_S: Final = 3.0
 logger = logging.getLogger("detent.kafka")
 
 
-class Share:
+class BridgeShare:
     """What one process has of a bridge. For any thread."""
 
     def __init__(self, store: Store, bridge: Declaration, member: str | None = None) -> None:

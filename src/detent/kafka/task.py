@@ -10,7 +10,7 @@ from detent.errors import Busy, Conflict, Denied, DetentError, Fenced, Invalid, 
 from detent.kafka.declaration import Declaration, Inflow, Outflow
 from detent.kafka.inward import Inward
 from detent.kafka.outward import Outward
-from detent.kafka.sharing import Share
+from detent.kafka.sharing import BridgeShare
 from detent.runtime.backoff import Backoff
 from detent.runtime.report import Report
 from detent.runtime.task import Next, Restart, Task, Waits
@@ -55,7 +55,7 @@ class BridgeTask(Task):
 
     kind = "bridge"
 
-    def __init__(self, bridge: Declaration, index: int, store: Store, share: Share, *, once: bool) -> None:
+    def __init__(self, bridge: Declaration, index: int, store: Store, share: BridgeShare, *, once: bool) -> None:
         super().__init__(bridge.name if bridge.shards == 1 else f"{bridge.name}/{index}")
         self.restart = Restart(RETRY, steady_s=STEADY_S, tries_max=ONCE_TRIES_MAX if once else None)
         self.index = index

@@ -11,23 +11,23 @@ For all back ends:
     wholefiles.py      files of tables, in a folder or a bucket: whole or not there
     stored.py          a record as it is stored: its value and a checksum
     upgrade.py         brings a store of an earlier release to this release's format
+    restoring.py       a store that is made from a backup, which opens for nothing else until it is whole
+    compact.py         gives back the room that deleted records have left
 
 `file:`, in the order of a commit:
 
     ownership.py       which process owns the store: a lock, and a note that says how to reach it
-    file.py            the writer and the readers
+    file.py            the writer, the readers, and their views: an LMDB snapshot with the overlay on top
     commitlog.py       a small commit is one synced record here, and moves to LMDB later; its tip in shared memory
     commitrecord.py    the bytes of such a record
     loghead.py         the log's first page: whose log it is
     logfollower.py     the log as readers and the next owner see it; damage is told from a crash
     oldlog.py          logs of version 1, which an upgrade reads
-    environment.py     the LMDB file: opened once a process, grown, its dead readers removed
+    environment.py     the LMDB file: opened once a process, grown, its dead readers removed, its errors in our words
     metapages.py       LMDB's two meta pages, looked at before LMDB does
-    lmdberrors.py      what LMDB finds wrong, as one of our errors
     pages.py           how many pages a commit may take
     room.py            room kept free, so that consuming works on a full disk
     overlay.py         commits that are in the log and not yet in LMDB, for views
-    fileview.py        one consistent state: an LMDB snapshot with the overlay on top
     localobjects.py    objects as files, synced
 
 Object stores:

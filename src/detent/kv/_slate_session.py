@@ -18,6 +18,7 @@ from detent.kv.objectstore import BucketObjects, missing_extra, object_location,
 from detent.kv.stored import (
     CHECKSUM_BYTES,
     FORMAT_VERSION,
+    RESTORING,
     UPGRADING,
     OnDamage,
     from_stored,
@@ -202,6 +203,14 @@ class SlateSession:
         replayed = log_path(manifest.replay_after_wal_id)
         return int(tables) + sum(size for _, size, _ in self._files.stored(f"{KEYS}/wal/", after=replayed))
 
+    def stored_bytes(self) -> int:
+        """What keys and values take in the bucket, with what waits for deletion."""
+        return sum(size for _, size, _ in self._files.stored(f"{KEYS}/"))
+
+    def collect_garbage(self) -> None:
+        """Let SlateDB delete now what its owner would delete within minutes."""
+        self._run(self._admin.run_gc_once(None), OPEN_SECONDS)
+
     def _run_beside(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Run a read of a view."""
         return self._run(work)
@@ -307,7 +316,7 @@ class Epoch(NamedTuple):
             return cls()
         version = stored[0] if stored else -1
         old = version == UPGRADABLE
-        known = old or version in {FORMAT_VERSION, UPGRADING}
+        known = old or version in {FORMAT_VERSION, UPGRADING, RESTORING}
         if not known or len(stored) != _EPOCH.size + (0 if old else CHECKSUM_BYTES):
             raise Corrupt(
                 f"the store's epoch record has version {stored[:1].hex()} and {len(stored)} bytes; this release reads "

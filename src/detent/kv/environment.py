@@ -24,14 +24,21 @@ from detent.errors import Corrupt, NotFound, Unavailable
 from detent.kv.base import RESERVED_PREFIX
 from detent.kv.commitlog import CommitLog
 from detent.kv.commitrecord import LogName
-from detent.kv.lmdberrors import DAMAGE, corrupt
 from detent.kv.localobjects import PRIVATE, make_directories, sync_directory
 from detent.kv.logfollower import LogFollower
 from detent.kv.metapages import check_meta_pages
 from detent.kv.overlay import Layer
 from detent.kv.pages import pages_for
 from detent.kv.room import RESERVE, DiskRoom
-from detent.kv.stored import CHECKSUM_BYTES, FORMAT_VERSION, UPGRADING, from_stored, needs_upgrade, to_stored
+from detent.kv.stored import (
+    CHECKSUM_BYTES,
+    FORMAT_VERSION,
+    NOT_RESTORED,
+    UPGRADING,
+    from_stored,
+    needs_upgrade,
+    to_stored,
+)
 
 MAP_BYTES_FIRST = 4 << 30
 """Address space of a new map. It is not disk space; it doubles whenever it is full."""
@@ -56,6 +63,9 @@ SNAPSHOT_TRIES: Final = 1000
 
 T = TypeVar("T")
 logger = logging.getLogger("detent.kv")
+
+RESTORE_MARK: Final = "restoring"
+"""A file that stands in a store's folder from before the first record of a restore until after the last one."""
 
 STATE_KEY: Final = RESERVED_PREFIX + b"epoch"
 UPGRADABLE: Final = 2
@@ -479,9 +489,12 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def acquire(path: Path, *, create: bool) -> Environment:
-    """The environment of a store's file, opened at the first use in this process."""
+def acquire(path: Path, *, create: bool, restoring: bool = False) -> Environment:
+    """The environment of a store's file, opened at the first use in this process. Only a restore opens a store that is
+    not whole yet."""
     try:
+        if not restoring and (path / RESTORE_MARK).exists():
+            raise Unavailable(NOT_RESTORED)
         return _acquire(path, create)
     except OSError as error:
         raise Unavailable(f"the store at {path} may not be opened: {error}") from error
@@ -536,3 +549,27 @@ def release(environment: Environment) -> None:
             if candidate is environment:
                 del _environments[identity]
                 environment.close()
+
+
+# -- what LMDB finds wrong with its pages, said as one of our errors ---------------------------------------------------
+
+DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.BadTxnError)
+"""The last one is what a transaction says for each further call."""
+
+
+def corrupt(error: lmdb.Error) -> Corrupt:
+    """The error to raise for one of these."""
+    return Corrupt(f"the data file of the store is damaged ({error}): restore the store from a copy")
+
+
+class reading:
+    """Raises that error for what LMDB finds wrong in a with-block. (A class, because a generator costs much more.)"""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DAMAGE):
+            raise corrupt(error) from error

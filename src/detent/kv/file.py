@@ -12,22 +12,44 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from detent import crash
 from detent.errors import Corrupt, DetentError, Fenced, Invalid, Unavailable
-from detent.kv.base import RESERVED_PREFIX, Batch, Objects
+from detent.kv.base import FIRST_KEY, KEY_BYTES_MAX, RESERVED_PREFIX, Batch, BlockView, Objects
 from detent.kv.commitlog import LOGGED_BYTES_MAX, CommitLog, remove_logs
 from detent.kv.commitrecord import LogName, encode_record
-from detent.kv.environment import STATE_KEY, Environment, EnvironmentState, acquire, missing_log, release
-from detent.kv.fileview import FileView
+from detent.kv.environment import (
+    DAMAGE,
+    STATE_KEY,
+    Environment,
+    EnvironmentState,
+    acquire,
+    corrupt,
+    missing_log,
+    reading,
+    release,
+)
 from detent.kv.localobjects import LocalObjects
 from detent.kv.logfollower import read_abandoned, take_over
-from detent.kv.overlay import Overlay
+from detent.kv.overlay import Layer, Overlay, merged
 from detent.kv.room import mark
-from detent.kv.stored import FORMAT_VERSION, OnDamage, from_buffer, from_stored, telling, to_stored
+from detent.kv.stored import (
+    CHECKSUM_BYTES,
+    FORMAT_VERSION,
+    Check,
+    OnDamage,
+    digest_of,
+    from_buffer,
+    from_stored,
+    seed_of,
+    telling,
+    to_stored,
+)
 
 SUCCESSOR_WAIT_S: Final = 10.0
 """How long a replaced writer waits to learn whether its successor found its last commit."""
@@ -38,7 +60,89 @@ HEIRS_MAX: Final = 16
 HEIRS_KEY: Final = RESERVED_PREFIX + b"heirs"
 _HEIR: Final = struct.Struct("<QQ")
 
+LAST_KEY: Final = b"\xff" * (KEY_BYTES_MAX + 1)
+"""Above every key."""
+
 logger = logging.getLogger("detent.kv")
+
+
+class FileView(BlockView):
+    """One LMDB read transaction, and what the commit log had on top of it."""
+
+    _check: Check = staticmethod(from_stored)
+    _buffers = False
+
+    def __init__(self, transaction: Any, layer: Layer | None) -> None:
+        self._transaction = transaction
+        self._layer = layer
+
+    def check_with(self, check: Check, *, buffers: bool) -> None:
+        """Make values in another way. `buffers` says that the transaction hands out LMDB's own bytes, to be copied."""
+        self._check = check
+        self._buffers = buffers
+
+    def get(self, key: bytes) -> bytes | None:
+        self._require_open()
+        if key < FIRST_KEY:
+            return None
+        if self._layer is not None:
+            version = self._layer.find(key)
+            if version is not None:
+                return version[1]
+        try:
+            stored = self._transaction.get(key)
+        except DAMAGE as error:
+            raise corrupt(error) from error
+        return None if stored is None else self._check(key, stored)
+
+    def scan(
+        self, start: bytes, end: bytes | None = None, *, reverse: bool = False, limit: int | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        self._require_open()
+        start = max(start, FIRST_KEY)
+        if self._layer is not None:
+            return self._merged(self._layer, start, end, reverse, limit)
+        stored = self._stored(start, end, reverse)
+        return stored if limit is None else islice(stored, limit)
+
+    def _merged(
+        self, layer: Layer, start: bytes, end: bytes | None, reverse: bool, limit: int | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        changes = layer.between(start, end, reverse=reverse)
+        with closing(self._stored(start, end, reverse)) as stored:
+            yield from islice(merged(stored, changes, reverse=reverse), limit)
+
+    def _stored(self, start: bytes, end: bytes | None, reverse: bool) -> Generator[tuple[bytes, bytes]]:
+        check, buffers, last = self._check, self._buffers, LAST_KEY if end is None else end
+        self._require_open()
+        with reading(), self._transaction.cursor() as cursor:
+            if reverse:
+                pairs = self._backward(cursor, end)
+            else:
+                pairs = cursor.iternext() if cursor.set_range(start) else iter(())
+            for found, stored in pairs:
+                key = bytes(found) if buffers else found
+                if not start <= key < last:
+                    return
+                # `check` does this too; but a call for each record would cost as much as the rest of this loop.
+                value = b"" if buffers else stored[:-CHECKSUM_BYTES]
+                if buffers or not stored.endswith(digest_of(value, seed_of(key))):
+                    checked = check(key, stored)
+                    if checked is None:
+                        continue
+                    value = checked
+                yield key, value
+                if not self.open:
+                    self._require_open()
+
+    @staticmethod
+    def _backward(cursor: Any, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        if end is not None and cursor.set_range(end):
+            if not cursor.prev():
+                return
+        elif not cursor.last():
+            return
+        yield from cursor.iterprev()
 
 
 class Viewing:
@@ -75,9 +179,9 @@ class FileReader:
 
     view_bytes = 1 << 20
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
+    def __init__(self, path: Path, *, create: bool = False, restoring: bool = False) -> None:
         self._pid = os.getpid()
-        self._environment: Environment | None = acquire(path, create=create)
+        self._environment: Environment | None = acquire(path, create=create, restoring=restoring)
         self.objects: Objects = LocalObjects(path / "objects", like=path / "data.mdb")
         try:
             self._environment.state()  # refuses a store of another version
@@ -111,8 +215,8 @@ class FileWriter(FileReader):
     """The writer. A successor raises the epoch, and the fence of this one's log, before it reads that log to its end;
     so what this one answers is read, and what is not read it does not answer."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, create=True)
+    def __init__(self, path: Path, *, restoring: bool = False) -> None:
+        super().__init__(path, create=True, restoring=restoring)
         self._lock = threading.Lock()
         self._room = self._live().room
         self._log: CommitLog | None = None

@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, TypeVar
 
 from detent import crash
-from detent.errors import Corrupt, DetentError, Fenced, LimitExceeded, Unavailable
+from detent.errors import Corrupt, DetentError, Exists, Fenced, LimitExceeded, NotFound, Unavailable
 from detent.kv._slate_reader import POLL_SECONDS, SlateReader
 from detent.kv._slate_session import (
     EPOCH_KEY,
@@ -33,7 +33,7 @@ from detent.kv._slate_session import (
     log_path,
 )
 from detent.kv.base import BATCH_BYTES_MAX, RESERVED_PREFIX, Batch
-from detent.kv.stored import FORMAT_VERSION, OnDamage, from_stored, to_stored
+from detent.kv.stored import FORMAT_VERSION, RESTORING, OnDamage, from_stored, to_stored
 from detent.runtime.backoff import Backoff, Failures
 
 COMMIT_SECONDS = 60.0
@@ -452,6 +452,63 @@ class SlateWriter(SlateSession):
                 flush = self._binding.FlushType.MEM_TABLE if self._untabled and self._failure is None else None
                 self._shut(db.shutdown_with_options(self._binding.CloseOptions(flush_type=flush)))
             self._loop.stop()
+
+
+class _RestoringWriter(SlateWriter):
+    """The writer of a store that is being made from a backup, and that opens for nothing else."""
+
+    _version = RESTORING
+
+    def _take_over(self) -> None:
+        stored = self._run(self._db.get(EPOCH_KEY))
+        before = Epoch.decode(stored, any_version=True)
+        if stored is not None and before.version != RESTORING:
+            raise Exists(f"there is a store at {self._place.url}: restore to a prefix that is new")
+        self.epoch = before.epoch + 1
+        crash.point("kv.restore.before_mark")
+        self._run(self._write(self._numbered_batch()), self._commit_seconds)
+        crash.point("kv.restore.after_mark")
+
+    def end(self) -> None:
+        """It is a store like any other once this is durable."""
+        with self._lock:
+            self._require_usable()
+            self._version = FORMAT_VERSION
+            crash.point("kv.restore.before_end")
+            self._settle(self._numbered_batch)
+            crash.point("kv.restore.after_end")
+
+
+class SlateRestore:
+    """Where a restore to an object store writes."""
+
+    def __init__(self, url: str) -> None:
+        place = SlatePlace(url)
+        # Looked at before the writer opens: that alone would fence the owner of a store that exists.
+        with closing(SlateReader(place, 0, any_version=True)) as reader:
+            try:
+                reader._open()
+            except NotFound:
+                if next(place.objects.stored(""), None) is not None:
+                    raise Exists(f"there are objects below {url} already: restore to a prefix that is new") from None
+            else:
+                if reader.version != RESTORING and reader.epoch_record is not None:
+                    raise Exists(f"there is a store at {url}: restore to a prefix that is new")
+        self.writer = _RestoringWriter(place, COMMIT_SECONDS)
+        _opened(self.writer)
+
+    def finish(self) -> None:
+        """Let readers and owners open the store, which is whole."""
+        self.writer.end()
+
+
+def collect_garbage(url: str) -> tuple[int, int]:
+    """Delete what no table list and no reader needs any more, beside the owner or without one: the bytes of keys and
+    values in the bucket before, and after."""
+    with closing(open_reader(url, poll_seconds=0)) as reader:
+        before = reader.stored_bytes()
+        reader.collect_garbage()
+        return before, reader.stored_bytes()
 
 
 def _heir_key(epoch: int) -> bytes:

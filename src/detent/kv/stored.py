@@ -23,6 +23,9 @@ It is the first byte of the engine's `00 epoch` record."""
 UPGRADING: Final = 0
 """The version of a store whose upgrade has begun and not ended."""
 
+RESTORING: Final = 255
+"""The version of a store on an object store that is being made from a backup, and is not whole yet."""
+
 CHECKSUM_BYTES: Final = 8
 
 SUBSYSTEMS: Final[dict[int, str]] = {3: "log", 5: "queue", 6: "journal", 7: "engine", 8: "ledger", 9: "shard"}
@@ -75,11 +78,19 @@ def telling(on_damage: OnDamage) -> Check:
 
 def needs_upgrade(version: int) -> Invalid:
     """The error of one who opens a store of an earlier version, or one whose upgrade was interrupted."""
+    if version == RESTORING:
+        return Invalid(NOT_RESTORED)
     how = "an upgrade of this store was interrupted" if version == UPGRADING else f"this store has format {version}"
     return Invalid(
         f"{how}, and this release reads format {FORMAT_VERSION}: run `detent store upgrade URL`, with no other process "
         "at work on the store"
     )
+
+
+NOT_RESTORED: Final = (
+    "this store is being restored from a backup, or its restore was interrupted: run `detent store restore FROM URL` "
+    "again, which goes on where it was"
+)
 
 
 def damaged(key: bytes) -> Corrupt:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shlex
 
 from detent.codec.ledger import DIGEST_BYTES, INPUTS_MAX, NO_BATCH, REPLACED_MAX, BatchInputs, Row
-from detent.errors import AlreadyEntered, Fenced, OtherInput
+from detent.errors import AlreadyEntered, Fenced, OtherInput, Restored
 from detent.ledger.operations import EnterLedger
 
 NO_INPUTS = BatchInputs(())
@@ -95,6 +95,23 @@ ADVICE = (
 def reset(row: Row, now_ms: int) -> Row:
     """The row for a new query. The run that entered last counts as replaced: if it still lives, it stays out."""
     return Row(row.created_ms, now_ms, NO_BATCH, 0, row.generation + 1, "", "", _replaced(row))
+
+
+def replaced_by_restore(row: Row) -> Row:
+    """The row in a store that was restored from a backup: the driver that entered last is of the old store."""
+    return row._replace(run="", replaced=_replaced(row))
+
+
+def require_next(op: EnterLedger, restored: int | None) -> None:
+    """`Restored` if a ledger whose store was restored would skip batches: their effects went with the old store, and
+    the checkpoint says that they are done."""
+    if restored is not None and op.batch > restored + 1:
+        raise Restored(
+            f"the ledger {op.name!r} has batch {restored} as its highest since the store was restored from a backup, "
+            f"and the checkpoint of this query goes on with batch {op.batch}: what the batches between wrote to this "
+            "store is not there. Restore the checkpoint of that time too, or start over with a new checkpoint and "
+            f"`detent ledger reset {shlex.quote(op.name)}`"
+        )
 
 
 def _replaced(row: Row) -> tuple[str, ...]:

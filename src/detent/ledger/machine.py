@@ -52,6 +52,7 @@ class LedgerMachine:
         self._pins: Shelf[bytes] = Shelf(records.PIN)  # as they are written: a tenth of what they take as dictionaries
         self._pin_bytes = 0
         self._inputs: Shelf[BatchInputs] = Shelf(records.INPUTS)
+        self._restored: Shelf[int] = Shelf(records.RESTORED)
         self._plans = Plans()
         self._streams = Streams()
         self.handlers: dict[type[Operation], Callable[[Any, ApplyContext], Result]] = {
@@ -76,6 +77,7 @@ class LedgerMachine:
         """Read all rows, inputs, pins and plans."""
         self._rows.load(view, Row.decode)
         self._inputs.load(view, BatchInputs.decode)
+        self._restored.load(view, records.decode_restored)
         self._plans.load(view)
         self._streams.load(view)
         self._pins.load(view, bytes)
@@ -89,6 +91,7 @@ class LedgerMachine:
         del now_ms
         self._rows.flush(batch)
         self._inputs.flush(batch)
+        self._restored.flush(batch)
         self._plans.flush(batch)
         self._streams.flush(batch)
         self._pins.flush(batch)
@@ -120,7 +123,10 @@ class LedgerMachine:
                 raise LimitExceeded(f"there are {ops.LEDGERS_MAX} ledgers already: delete those that are not used")
             row = entering.new_row(context.now_ms)
         known = self._inputs_of(op.name)
-        self._set(op.name, entering.enter(row, op, context.now_ms, known), context)
+        entered = entering.enter(row, op, context.now_ms, known)
+        entering.require_next(op, self._restored.get(op.name))
+        self._set(op.name, entered, context)
+        self._goes_on(op.name, context)
         self._set_inputs(op.name, entering.add_input(known, op), context)
         return ops.Entered(op.name, row.batch)
 
@@ -145,8 +151,14 @@ class LedgerMachine:
             self._rows.set(op.name, None, None, context)
         return self._forget(op.name, context)
 
+    def _goes_on(self, name: str, context: ApplyContext) -> None:
+        """A ledger of a restored store has its next batch, or starts over."""
+        if self._restored.get(name) is not None:
+            self._restored.set(name, None, None, context)
+
     def _forget(self, name: str, context: ApplyContext) -> Result:
         """What is kept beside the row goes, whether the row stays or not."""
+        self._goes_on(name, context)
         self._set_inputs(name, entering.NO_INPUTS, context)
         self._streams.forget(name, context)
         return Done()

@@ -14,7 +14,7 @@ from detent.errors import Corrupt, DetentError
 from detent.kv import View
 from detent.ledger import operations as ops
 
-KNOWN: Final = (records.ROW, records.PIN, records.INPUTS, records.PLAN, records.STREAM)
+KNOWN: Final = (records.ROW, records.PIN, records.INPUTS, records.PLAN, records.STREAM, records.RESTORED)
 """All that this release writes of ledgers."""
 
 
@@ -30,6 +30,8 @@ def check_ledgers(view: View, tally: Tally) -> Iterator[Finding]:
         yield Finding(record_at(key), f"a malformed plan: {problem}")
     for key, problem in _check(view, tally, records.STREAM, _check_stream):
         yield Finding(record_at(key), f"a malformed stream: {problem}")
+    for key, problem in _check(view, tally, records.RESTORED, _check_restored):
+        yield Finding(record_at(key), f"a malformed note of a restore: {problem}")
 
 
 def _check(
@@ -48,6 +50,11 @@ def _check_row(name: str, value: bytes, tally: Tally) -> None:
     for run in (row.run, *row.replaced):
         ops.check_enter(ops.EnterLedger(name, row.query, max(row.batch, 0), run))
     _check_times(row.created_ms, row.updated_ms)
+
+
+def _check_restored(name: str, value: bytes, tally: Tally) -> None:
+    del name, tally
+    records.decode_restored(value)
 
 
 def _check_pin(name: str, value: bytes, tally: Tally) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from detent import spans
 from detent.errors import Busy, Corrupt, Fenced, Invalid, Unavailable
 from detent.journal import Message
 from detent.processor.declaration import JournalPlace, Processor
@@ -135,10 +136,21 @@ class FunctionCalls:
     def _call(
         self, one: Any, messages: Sequence[Message], series: str, number: int, floor: int, attempt: int
     ) -> Written:
+        key = f"{series}-{number}"
+        if spans.tracer() is None:
+            return self._answered(one, messages, key, series, number, floor, attempt)
+        where = " ".join(sorted({message.journal for message in messages}))
+        carriers = (message.headers for message in messages)
+        group = f"{self._graph}/{self._processor.name}"
+        with spans.processing(where, carriers, group=group, message=key, count=len(messages)):
+            return self._answered(one, messages, key, series, number, floor, attempt)
+
+    def _answered(
+        self, one: Any, messages: Sequence[Message], key: str, series: str, number: int, floor: int, attempt: int
+    ) -> Written:
         function = self._function
         step = self._step(messages, series, number, floor, attempt) if function.wants_step else None
         answer = function.call(one, step)
-        key = f"{series}-{number}"
         if not self._processor.outputs and not function.yields:
             return _ran(answer)  # what a sink answers is of no use otherwise
         seen = messages if not self.filters else _seen(one, whole=function.whole)
@@ -213,7 +225,8 @@ class FunctionCalls:
         elif self._pool is not None and (len(sets) > 1 or self._left):
             run = self._run_parallel
         else:
-            run = self._run_plain if self._is_plain else self._run_each
+            is_plain = self._is_plain and spans.tracer() is None  # a span is around one call, so they are made singly
+            run = self._run_plain if is_plain else self._run_each
         try:
             error = run(sets, series, first, outcome)
         except BaseException as stopped:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, overload
 
-from detent.errors import NotFound
-from detent.journal import Message
+from detent.errors import NotFound, Restored
+from detent.journal import JournalReader, Message
 from detent.journal.columns import Rows
 from detent.journal.reader import Whereabouts
 from detent.processor.declaration import JournalPlace, Mode
@@ -196,10 +196,17 @@ class ProcessorInputs:
             one.close()
 
 
-def is_other(found: Whereabouts | None, known: JournalId | None) -> bool:
-    """Whether the journal that a processor has read was deleted, whether or not there is another one of that name now.
-    Its offsets say nothing then."""
-    return known is not None and (found is None or (found.number, found.created_ms) != known)
+def is_other(reader: JournalReader, journal: str, found: Whereabouts | None, known: JournalId | None, at: int) -> bool:
+    """Whether the journal that a processor has read to `at` was deleted, whether or not there is another one of that
+    name now; or its store was restored from a backup that does not reach so far. Its offsets say nothing then."""
+    if known is None or (found is not None and (found.number, found.created_ms) == known):
+        return False
+    if found is None or found.number != known[0]:
+        return True
+    try:
+        return not reader.info(journal).goes_on(known[1], at)
+    except (Restored, NotFound):
+        return True
 
 
 def _followed(store: Store, place: JournalPlace, snapshot: Snapshot) -> Following:

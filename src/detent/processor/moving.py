@@ -13,7 +13,7 @@ from detent.durations import since_1970_ms
 from detent.errors import Conflict, Fenced, Invalid, NotFound
 from detent.processor.declaration import JournalPlace, Processor, place
 from detent.processor.plan import OpenGraph
-from detent.processor.records import Mark, ProcessorRecord, settled
+from detent.processor.records import OutputMark, ProcessorRecord, settled
 from detent.processor.recovery import moved, reset_to, written_by
 from detent.processor.runner import journal_ids, new_series
 from detent.processor.status import given_to, mark_in, records
@@ -82,7 +82,7 @@ def _rebased(graph: OpenGraph, name: str, record: ProcessorRecord, offsets: Mapp
     marks: dict[str, int] = {}
     for store, kept in graph.marks(name):
         mark = kept.open().checkpoint
-        marks[store] = 0 if mark is None else Mark.decode(mark).number
+        marks[store] = 0 if mark is None else OutputMark.decode(mark).number
     snapshot = moved(record.snapshot, offsets, new_series())
     snapshot = msgspec.structs.replace(
         snapshot,
@@ -195,7 +195,7 @@ def _copy_mark(graph: OpenGraph, store: str, before: FencedRecord, new: str) -> 
     mark = before.open().checkpoint
     if mark is None:
         return
-    if there is not None and there.identity != Mark.decode(mark).identity:
+    if there is not None and there.identity != OutputMark.decode(mark).identity:
         raise Conflict(
             f"the store {store!r} has outputs of a {graph.plan.name}/{new} that is another one: its graph's store is "
             "another. Choose a name that is free there"

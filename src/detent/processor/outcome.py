@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from detent.codec.block import MESSAGE_BYTES_MAX, content_batch
-from detent.codec.one_header import header_column
+from detent import spans
+from detent.codec.block import MESSAGE_BYTES_MAX, content_batch, header_column
 from detent.engine import Operation
 from detent.errors import Invalid, LimitExceeded
 from detent.finite import encode_json
@@ -268,7 +268,7 @@ def encoded(value: Any) -> bytes:
 
 def headers_of(out: Out, stamp: str | None = None) -> dict[str, str]:
     """The headers of a message: the user's, its type and topics, and where it comes from."""
-    headers = dict(out.headers)
+    headers = dict(spans.with_trace(out.headers) or {})
     texts = [*headers, *headers.values(), *out.topics, *([] if out.type is None else [out.type])]
     for text in texts:
         if not isinstance(text, str):

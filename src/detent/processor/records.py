@@ -171,7 +171,7 @@ def with_sunk(record: ProcessorRecord, number: int) -> ProcessorRecord:
     return msgspec.structs.replace(record, given={**stores, f"{_SINK}{record.snapshot.series}": number})
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class OutputMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What another store has of a processor: all outputs of the input sets below `number`."""
 
     identity: _Series
@@ -182,7 +182,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         return _marks.encode(self)
 
     @classmethod
-    def decode(cls, data: bytes) -> Mark:
+    def decode(cls, data: bytes) -> OutputMark:
         """From bytes; `Corrupt` if they are something else, or not as they were written."""
         return _marks.decode(data)
 
@@ -194,4 +194,4 @@ _records: Final = Sealing(
     CHECKPOINT_BYTES_MAX,
     hint=": a step owes too much to other stores. Take smaller batches, or write less in one step",
 )
-_marks: Final = Sealing(Mark, "a mark of a processor", bytes([FORMAT, 2]), CHECKPOINT_BYTES_MAX)
+_marks: Final = Sealing(OutputMark, "a mark of a processor", bytes([FORMAT, 2]), CHECKPOINT_BYTES_MAX)

@@ -15,7 +15,7 @@ import msgspec
 
 from detent.errors import Conflict, Corrupt
 from detent.processor.declaration import JournalPlace, Processor
-from detent.processor.records import JournalId, Mark, Owed, ProcessorRecord, Shape, Snapshot
+from detent.processor.records import JournalId, OutputMark, Owed, ProcessorRecord, Shape, Snapshot
 
 
 class Fresh(NamedTuple):
@@ -40,7 +40,7 @@ class Recovery:
 def recover(
     name: str,
     found: ProcessorRecord | None,
-    marks: Mapping[str, Mark | None],
+    marks: Mapping[str, OutputMark | None],
     shape: Shape,
     *,
     fresh: Fresh,
@@ -74,7 +74,7 @@ def recover(
     return Recovery(record, owed, is_new=record != found)
 
 
-def _owed(name: str, found: ProcessorRecord, marks: Mapping[str, Mark | None]) -> tuple[Owed, ...]:
+def _owed(name: str, found: ProcessorRecord, marks: Mapping[str, OutputMark | None]) -> tuple[Owed, ...]:
     """What other stores do not have yet. Loud when one of them has less than it confirmed, or more than was done."""
     attempt = found.attempt
     for store, mark in marks.items():
@@ -103,7 +103,7 @@ def _owed(name: str, found: ProcessorRecord, marks: Mapping[str, Mark | None]) -
     return tuple(one for one in attempt.owed if _number(marks[one.store]) < attempt.end)
 
 
-def _number(mark: Mark | None) -> int:
+def _number(mark: OutputMark | None) -> int:
     return 0 if mark is None else mark.number
 
 

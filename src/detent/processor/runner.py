@@ -26,7 +26,7 @@ from detent.processor.outcome import StepOutcome
 from detent.processor.plan import consumer_name
 from detent.processor.records import (
     JournalId,
-    Mark,
+    OutputMark,
     Owed,
     ProcessorRecord,
     Snapshot,
@@ -165,7 +165,7 @@ class Runner:
         if self._own.is_replaced():
             raise Fenced(f"{self.name} was opened by another process while this one recovered")
 
-    def _take_marks(self, found: ProcessorRecord | None) -> dict[str, Mark | None]:
+    def _take_marks(self, found: ProcessorRecord | None) -> dict[str, OutputMark | None]:
         """Raise the fence in every other store, and only then read its mark."""
         owed = [] if found is None or found.attempt is None else found.attempt.owed
         opened: dict[str, ShardOpened] = {}
@@ -178,7 +178,7 @@ class Runner:
         if opened:
             self._refuse_twins()
         kept = {store: one.checkpoint for store, one in opened.items()}
-        return {store: None if mark is None else Mark.decode(mark) for store, mark in kept.items()}
+        return {store: None if mark is None else OutputMark.decode(mark) for store, mark in kept.items()}
 
     def _refuse_twins(self) -> None:
         """`Conflict` if two of the stores are one, through a link or a server: raising the fence in one of them has
@@ -354,7 +354,7 @@ class Runner:
         if not owed:
             return
         assert record.attempt is not None
-        mark = Mark(record.identity, record.attempt.end).encode()
+        mark = OutputMark(record.identity, record.attempt.end).encode()
         for store, some in groupby(sorted(owed, key=lambda one: one.store), key=lambda one: one.store):
             appends = [journal_ops.Append(one.journal, one.bodies, one.keys, one.headers) for one in some]
             commit = self._marks[store].replacing(mark)

@@ -139,8 +139,10 @@ def _is_idle(life: SupervisedProcessor, stores: Mapping[str, Store]) -> bool:
         return False
     processor, snapshot = life.processor, record.snapshot
     found = {one: stores[one.store].reader.whereabouts(one.journal) for one in processor.inputs}
-    if any(is_other(there, snapshot.journals.get(str(one))) for one, there in found.items()):
-        return False  # it fails as soon as it looks
+    for one, there in found.items():
+        known, at = snapshot.journals.get(str(one)), snapshot.positions.get(str(one), 0)
+        if is_other(stores[one.store].reader, one.journal, there, known, at):
+            return False  # it fails as soon as it looks
     ahead = [
         there is not None and there.next_offset > snapshot.positions.get(str(one), 0) for one, there in found.items()
     ]

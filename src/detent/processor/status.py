@@ -11,7 +11,7 @@ from detent.errors import Denied
 from detent.processor.declaration import place
 from detent.processor.inputs import is_other
 from detent.processor.plan import OpenGraph, consumer_name, writes
-from detent.processor.records import JournalId, Mark, ProcessorRecord, Totals
+from detent.processor.records import JournalId, OutputMark, ProcessorRecord, Totals
 from detent.processor.tracing import latency_of
 from detent.shard import operations as ops
 from detent.stream.following import start_of
@@ -59,12 +59,12 @@ class ProcessorStatus(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.lag for one in self.inputs)
 
 
-def mark_in(record: FencedRecord) -> Mark | None:
+def mark_in(record: FencedRecord) -> OutputMark | None:
     """What another store has of a processor: up to where its outputs are there. Changes nothing."""
     if record.describe() is None:
         return None
     found = record.find().checkpoint
-    return None if found is None else Mark.decode(found)
+    return None if found is None else OutputMark.decode(found)
 
 
 def given_to(record: FencedRecord) -> int:
@@ -187,7 +187,8 @@ def _input(graph: OpenGraph, name: str, position: int, known: JournalId | None) 
     if store is None:
         return InputStatus(journal=name, position=position, lag=0)
     found = store.reader.whereabouts(where.journal)
-    gone = "" if not is_other(found, known) else "deleted" if found is None else "recreated"
+    is_gone = is_other(store.reader, where.journal, found, known, position)
+    gone = "" if not is_gone else "deleted" if found is None else "recreated"
     if found is None:
         return InputStatus(journal=name, position=position, lag=0, gone=gone)
     start = found.first_offset if gone else position

@@ -45,7 +45,7 @@ Rare calls and questions:
 
     admin.py             queues made, changed, deleted, purged; failed messages redriven
     listing.py           descriptions, where a message is; a queue's messages, page by page, for programs
-    surveying.py         what all queues hold together, and those that stand out
+    surveying.py         what all queues hold together, and those that stand out, sorted and cut
     peeking.py           the same for people: by state, filter, priority and age, with the first bytes
     info.py              what these answer
 

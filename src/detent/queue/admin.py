@@ -16,6 +16,7 @@ from detent.queue import assigning
 from detent.queue import operations as ops
 from detent.queue.filters import Filter
 from detent.queue.holdings import LIVE
+from detent.queue.housekeeping import COLLECT_RECORDS, forget_keys
 from detent.queue.memory import QueueMemory
 from detent.queue.moving import headers_of, there_already
 from detent.queue.settings import changed, group_of, new_config, priority_of
@@ -104,6 +105,7 @@ def configure(memory: QueueMemory, op: ops.ConfigureQueue, context: ApplyContext
     if config.group_header != state.config.group_header:
         state = _regrouped(memory, state, config)
     state.config = config
+    state.reconfigured()
     state.generation = config.generation
     memory.write(records.config_key(op.queue), config.encode(), None)
     memory.housekeeper.done_due.add(state.number)
@@ -201,25 +203,36 @@ def redrive(memory: QueueMemory, op: ops.Redrive, context: ApplyContext) -> Resu
 
 
 def purge(memory: QueueMemory, op: ops.Purge, context: ApplyContext) -> Result:
-    """Messages go for good. What is in flight stays with its holder."""
+    """Messages go for good. What is in flight stays with its holder, unless the operation says otherwise; what is
+    assigned to a reader stays in any case."""
     _alone(context, "a purge")
     state = memory.queue(op.queue)
     below = memory.log_end if op.below < 0 else op.below
+    keys = 0
+    if op.in_flight and not op.available:
+        raise Invalid("a purge of what is in flight is one of what is available, too: say available=True")
     if op.messages is not None:
         missing = [message for message in op.messages if message not in state.failed]
         if missing:
             raise NotFound(f"message {missing[0]} is not among the failed ones of {op.queue!r}")
         count = len(state.drop_failed(sorted(set(op.messages)), "purged"))
     else:
+        if op.in_flight:
+            leased = [message for message, flight in state.flights.items() if not flight[2].is_assigned]
+            state.land([message for message in leased if message < below])
         count = _purge_available(state, below) if op.available else 0
         if op.failed and count < ops.STEP_MESSAGES:
             failed = sorted(message for message in state.failed if message < below)
             count += len(state.drop_failed(failed[: ops.STEP_MESSAGES], "purged"))
-    if not count:
+        if op.keys and count < ops.STEP_MESSAGES:
+            with memory.reader.view() as view:
+                keys = forget_keys(memory, state.number, view, below)
+    if not count and not keys:
         context.idle += 1
         return ops.Moved(0, below)
     memory.checkpoint_wanted = True
-    return ops.Moved(count, below, op.messages is None and count >= ops.STEP_MESSAGES)
+    more = op.messages is None and (count >= ops.STEP_MESSAGES or keys >= COLLECT_RECORDS)
+    return ops.Moved(count, below, more)
 
 
 def _purge_available(state: QueueState, below: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import msgspec
 
+from detent import spans
 from detent.codec.origin import OriginRecord
 from detent.codec.published import FOREVER, URI
 from detent.durations import Duration, milliseconds, since_1970_ms
@@ -93,7 +94,7 @@ def _about(message: Outgoing) -> tuple[bool, int | None, int | None, int, int]:
 def _publish(group: list[Outgoing], shared: Any, queue: str | None) -> ops.Publish:
     uri, created_ms, visible_ms, delay_ms, retention_s = shared
     bodies = [_body(message) for message in group]
-    headers = _headers([message.headers for message in group], queue)
+    headers = _headers([spans.with_trace(message.headers) or {} for message in group], queue)
     keys = [message.dedup_key for message in group]
     dedup_keys = None if all(key is None for key in keys) else keys
     return ops.Publish(bodies, headers, uri, created_ms, visible_ms, delay_ms, retention_s, dedup_keys, queue or "")
@@ -130,6 +131,7 @@ def _headers(given: list[Mapping[str, str]], queue: str | None) -> list[dict[str
 
 def _shared_headers(headers: Mapping[str, str] | None, queue: str | None) -> list[dict[str, str]] | None:
     """The headers of messages that share them."""
+    headers = spans.with_trace(headers)
     if headers:
         return _headers([headers], queue)
     return None if queue is None else [{"queue": queue}]
@@ -373,13 +375,22 @@ class Redriving(_Steps):
 class Purging(_Steps):
     """The steps of a purge: of what is there when it begins, not of what comes meanwhile."""
 
-    def __init__(self, queue: str, available: bool, failed: bool, messages: Iterable[int] | None) -> None:
+    def __init__(
+        self,
+        queue: str,
+        available: bool,
+        failed: bool,
+        messages: Iterable[int] | None,
+        in_flight: bool,
+        keys: bool,
+    ) -> None:
         super().__init__(queue, messages)
-        self._available, self._failed = available, failed
+        self._kinds = (available, failed)
+        self._more = (in_flight, keys)
 
     def next_step(self) -> ops.Purge:
         """The operation of the next step."""
-        return ops.Purge(self._queue, self._available, self._failed, self._named(), self._from)
+        return ops.Purge(self._queue, *self._kinds, self._named(), self._from, *self._more)
 
 
 def peek(

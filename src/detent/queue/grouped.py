@@ -1,14 +1,14 @@
 """A queue with groups: within a group, messages are given out strictly in the order in which they came.
 
-Of each group one message at most is not blocked: its first one, while none of the group is in flight. Only that one has
-a time to wait for, or is offered to consumers; all that stand behind it are not looked at until it is gone. So a claim
-costs what it takes, however many are blocked.
+Of each group one message at most is not blocked: its first one, while none of the group is in flight (or, in a queue
+with `group_overlap`, none that came before it). Only that one has a time to wait for, or is offered to consumers; all
+that stand behind it are not looked at until it is gone. So a claim costs what it takes, however many are blocked.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -32,7 +32,7 @@ STALE_MAX: Final = 64
 
 
 class GroupLine:
-    """A group: the places of its available messages in the order in which they came, and how many are in flight."""
+    """A group: the places of its messages, available and in flight, in the order in which they came."""
 
     __slots__ = ("_fresh", "_returned", "front", "held", "waiting")
 
@@ -40,7 +40,7 @@ class GroupLine:
         self._fresh: deque[int] = deque()  # as they came in
         self._returned: list[int] = []  # those that came back to their old places, the first one last
         self.waiting = 0
-        self.held = 0
+        self.held: list[int] = []  # the places of those in flight, the first one first
         self.front: int | None = None  # the place that is not blocked
 
     # -- coming and going ---------------------------------------------------------------------------------------
@@ -83,7 +83,15 @@ class GroupLine:
         else:
             self._fresh.popleft()
         self.leave(place)
-        self.held += 1
+        self.hold(place)
+
+    def hold(self, place: int) -> None:
+        """One is in flight."""
+        insort(self.held, place)
+
+    def let_go(self, place: int) -> None:
+        """One is not in flight any more."""
+        del self.held[bisect_left(self.held, place)]
 
     # -- the order ----------------------------------------------------------------------------------------------
 
@@ -97,6 +105,10 @@ class GroupLine:
         if returned and not (fresh and fresh[0] < returned[-1]):
             return returned[-1]
         return fresh[0] if fresh else None
+
+    def is_held_back(self, place: int, overlap: bool) -> bool:
+        """Whether messages in flight keep an available one from being claimed: any, or (`overlap`) earlier ones."""
+        return bool(self.held) and not (overlap and place < self.held[0])
 
     def places(self, available: Test) -> Iterator[int]:
         """All places, in order; only those that are asked for are looked at."""
@@ -235,7 +247,7 @@ class GroupedState(QueueState):
 
     def settle(self, groups: Iterable[bytes]) -> None:
         """After any change: of each group the first one waits for its time or can be claimed, unless one of the group
-        is in flight; the others are blocked. A group that has nothing any more is forgotten."""
+        is in flight that holds it back; the others are blocked. A group that has nothing any more is forgotten."""
         for group in groups:
             line = self.lines.get(group)
             if line is None:
@@ -243,7 +255,9 @@ class GroupedState(QueueState):
             if not line.waiting and not line.held:
                 del self.lines[group]
                 continue
-            front = None if line.held else line.first(self._is_available)
+            front = line.first(self._is_available)
+            if front is not None and line.is_held_back(front, self.config.group_overlap):
+                front = None
             if line.front is not None and line.front != front:
                 self._change(line.front, BLOCKED)
             line.front = front
@@ -261,7 +275,7 @@ class GroupedState(QueueState):
                 if group is None or not bucket.states[row]:
                     continue
                 if bucket.states[row] == HELD:
-                    self._line(group).held += 1
+                    self._line(group).hold(number * self.size + row)
                 else:
                     self._change(number * self.size + row, BLOCKED)
                     self._line(group).join(number * self.size + row)
@@ -310,17 +324,23 @@ class GroupedState(QueueState):
 
     def choose(self, limit: int) -> list[int]:
         """The next places to claim: by priority, then age; every now and then the oldest of all. Whatever is chosen of
-        a group lets the next one of it be chosen by the same claim."""
+        a group lets the next one of it be chosen by the same claim, before those of other groups that are as urgent: so
+        a small claim holds few groups back."""
         chosen: list[int] = []
         left, turn = dict(self.ready), self.turn
         lines: dict[bytes, Iterator[int]] = {}
         following: dict[int, list[int]] = {}  # by priority, what stands behind those that are chosen
         fair_turn = places_module.FAIR_EVERY - 1
+        after: int | None = None  # what stands behind the one that was chosen last
         while left and len(chosen) < limit:
+            by_age = len(left) > 1 and turn % places_module.FAIR_EVERY == fair_turn
             priority = min(left)
-            if len(left) > 1 and turn % places_module.FAIR_EVERY == fair_turn:
+            if after is not None and (by_age or self._priority_at(after) != priority):
+                heapq.heappush(following.setdefault(self._priority_at(after), []), after)
+                after = None
+            if by_age:
                 priority = min(left, key=lambda each: self._oldest(each, following))
-            place = self._pop(priority, following)
+            place = self._pop(priority, following) if after is None else after
             chosen.append(place)
             turn += 1
             left[priority] -= 1
@@ -328,10 +348,12 @@ class GroupedState(QueueState):
                 del left[priority]
             after = self._next_in_line(place, lines)
             if after is not None:
-                bucket, row = self._at(after)
-                left[bucket.priorities[row]] = left.get(bucket.priorities[row], 0) + 1
-                heapq.heappush(following.setdefault(bucket.priorities[row], []), after)
+                left[self._priority_at(after)] = left.get(self._priority_at(after), 0) + 1
         return chosen
+
+    def _priority_at(self, place: int) -> int:
+        bucket, row = self._at(place)
+        return bucket.priorities[row]
 
     def unchoose(self, places: Sequence[int]) -> None:
         """Places that were chosen are not claimed after all. Those behind the first of a group were never offered."""
@@ -362,7 +384,7 @@ class GroupedState(QueueState):
             line = lines[group] = self.lines[group].places(self._is_available)
             next(line)  # the place itself
         after = next(line, None)
-        if after is None:
+        if after is None or self.lines[group].is_held_back(after, self.config.group_overlap):
             return None
         bucket, row = self._at(after)
         return after if self._visible_state(bucket.visible[row]) == READY else None
@@ -389,26 +411,32 @@ class GroupedState(QueueState):
     def _unhold(self, bucket: Bucket, row: int, state: int) -> None:
         group = self.group_at(bucket.number * self.size + row)
         if group is not None:
-            self.lines[group].held -= 1
+            self.lines[group].let_go(bucket.number * self.size + row)
         self._return(bucket, row, state)
 
     # -- ends of claims ----------------------------------------------------------------------------------------------
 
     def _land(self, messages: Sequence[int], undo: Undo | None) -> tuple[Rows, list[Flight]]:
-        found = [self.group_at(self.flights[message][0]) for message in messages]
-        groups = [group for group in found if group is not None]
+        places = [self.flights[message][0] for message in messages]
+        found = [(group, place) for place in places if (group := self.group_at(place)) is not None]
+        groups = [group for group, _ in found]
         if undo is not None:
             undo.append(partial(self.settle, groups))  # taken back last, when all else is as it was
         landed = super()._land(messages, undo)
-        self._let_go(groups, 1)
+        for group, place in found:
+            self.lines[group].let_go(place)
         if undo is not None:
-            undo.append(partial(self._let_go, groups, -1))
+            undo.append(partial(self._hold_again, found))
         self.settle(groups)
         return landed
 
-    def _let_go(self, groups: list[bytes], count: int) -> None:
-        for group in groups:
-            self._line(group).held -= count
+    def _hold_again(self, found: list[tuple[bytes, int]]) -> None:
+        for group, place in found:
+            self._line(group).hold(place)
+
+    def reconfigured(self) -> None:
+        """What holds a group back may be another thing now."""
+        self.settle(list(self.lines))
 
     def _return(self, bucket: Bucket, row: int, state: int) -> None:
         place = bucket.number * self.size + row
@@ -430,9 +458,9 @@ class GroupedState(QueueState):
         if group is not None:
             self.lines[group].uncome_back(place)
 
-    def land_all(self) -> None:
-        """The queue is deleted: what was in flight is merely there, and no consumer's."""
-        groups, _ = self._land(list(self.flights), None) if self.flights else ([], [])
+    def land(self, messages: Sequence[int]) -> None:
+        """The queue is deleted or purged: what was in flight is merely there, and no consumer's."""
+        groups, _ = self._land(messages, None) if messages else ([], [])
         for bucket, rows in groups:
             for row in rows:
                 self._return(bucket, row, HIDDEN)

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from functools import cache
 from typing import Any, Final, Generic, Protocol, TypeVar, Unpack
 
+from detent import spans
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
 from detent.engine.twins import Awaited, Plain, Twin, both, each
@@ -221,15 +222,18 @@ class _QueueBase(Twin, Generic[Delivered]):
         header too, so other queues whose filters match get the message as well.) A dedup key is the queue's own.
         Options: `uri`, `created`, `visible_at`, `delay` ("10s"), `retention` ("4d"; "0s" is for ever), `dedup_key`.
         """
-        return calls.published(await self._ask(self._publish(message, headers, options)))[0]
+        with spans.sending("publish", self.name):
+            return calls.published(await self._ask(self._publish(message, headers, options)))[0]
 
     @both
     async def publish_many(
         self, messages: Iterable[Message], *, headers: Mapping[str, str] | None = None
     ) -> Sequence[Published]:
         """Publish many messages to this queue, all or none."""
-        operations = calls.operations_for(messages, headers, self.name)
-        return calls.PublishedMany(await self._ask(operations) if operations else [])
+        listed = list(messages)
+        with spans.sending("publish", self.name, len(listed)):
+            operations = calls.operations_for(listed, headers, self.name)
+            return calls.PublishedMany(await self._ask(operations) if operations else [])
 
     @both
     async def claim(
@@ -341,10 +345,15 @@ class _QueueBase(Twin, Generic[Delivered]):
         available: bool = True,
         failed: bool = True,
         messages: Iterable[int] | None = None,
+        in_flight: bool = False,
+        keys: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Remove available and failed messages for good, or the failed ones that are named. What is in flight stays."""
-        return await self._move(calls.Purging(self.name, available, failed, messages), progress)
+        """Remove available and failed messages for good, or the failed ones that are named. How many there were.
+
+        What is in flight stays with its consumer, unless `in_flight` says that it goes too: the consumer's receipt is
+        stale then. With `keys` the queue forgets its dedup keys: what is published again is delivered again."""
+        return await self._move(calls.Purging(self.name, available, failed, messages, in_flight, keys), progress)
 
     @both
     async def readers(self) -> list[ReaderInfo]:

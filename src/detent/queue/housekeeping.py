@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -245,7 +246,7 @@ def collect(memory: QueueMemory, op: ops.Collect, context: ApplyContext) -> Resu
         for number in list(work.done_due):
             _forget_done(memory, number, now_ms, view)
         if work.dedup_due:
-            _forget_keys(memory, now_ms, view)
+            _forget_expired_keys(memory, now_ms, view)
         for state in list(memory.deleted.values()):
             _reap(memory, state, view)
         quiet = quiet_ms(memory)
@@ -287,7 +288,7 @@ def _forget_done(memory: QueueMemory, number: int, now_ms: int, view: View) -> N
         work.arm_done(memory.wheel, state, state.done_times[0])
 
 
-def _forget_keys(memory: QueueMemory, now_ms: int, view: View) -> None:
+def _forget_expired_keys(memory: QueueMemory, now_ms: int, view: View) -> None:
     """Dedup keys whose time is over; one that was taken again since has a later entry in the index."""
     for count, (key, value) in enumerate(view.scan(*records.DEDUP_EXPIRY.range(), limit=COLLECT_RECORDS + 1)):
         expires_ms, message = records.decode_dedup_expiry_key(key)
@@ -307,7 +308,7 @@ def _forget_keys(memory: QueueMemory, now_ms: int, view: View) -> None:
 
 def _reap(memory: QueueMemory, state: QueueState, view: View) -> None:
     """Some records of a deleted queue."""
-    state.land_all()
+    state.land(list(state.flights))
     for number in list(state.buckets)[:COLLECT_BUCKETS]:
         bucket = state.buckets[number]
         state.remove(state.available_places(bucket), "purged")
@@ -318,7 +319,7 @@ def _reap(memory: QueueMemory, state: QueueState, view: View) -> None:
         state.drop_failed(failed, "purged")
     if state.failed or any(bucket.live for bucket in state.buckets.values()):
         return
-    left = COLLECT_RECORDS - _forget_own_keys(memory, state.number, view)
+    left = COLLECT_RECORDS - forget_keys(memory, state.number, view, memory.log_end)
     for prefix in (records.DONE, records.ATTEMPTS, records.ORIGIN, records.ACTIVE, records.FAILED):
         for key, _ in view.scan(*records.queue_range(prefix, state.number), limit=left):
             memory.write(key, None, None)
@@ -331,19 +332,24 @@ def _reap(memory: QueueMemory, state: QueueState, view: View) -> None:
         del memory.deleted[state.number], memory.by_number[state.number]
 
 
-def _forget_own_keys(memory: QueueMemory, number: int, view: View) -> int:
-    """Some dedup keys of a deleted queue, and what the index by time says of them; how many."""
+def forget_keys(memory: QueueMemory, number: int, view: View, below: int) -> int:
+    """Forget some of a queue's own dedup keys, of messages below a number, and what the index by time says of them; how
+    many there were."""
     start, end = records.own_dedup_range(number)
-    held = [key for key, _ in view.scan(start, end, limit=COLLECT_RECORDS)]
-    held += [key for key in memory.writes if start <= key and (end is None or key < end)]  # of this very group
-    for key in held:
+    fresh = [key for key in memory.writes if start <= key and (end is None or key < end)]  # of this very group
+    forgotten = 0
+    for key in chain(fresh, (key for key, _ in view.scan(start, end))):
         stored = memory.stored(key, view)
-        if stored is not None:
-            message, expires_ms = records.decode_dedup(stored)
-            memory.write(key, None, None)
-            if expires_ms < published.FOREVER:
-                memory.write(records.dedup_expiry_key(expires_ms, message), None, None)
-    return min(len(held), COLLECT_RECORDS)
+        message, expires_ms = (below, 0) if stored is None else records.decode_dedup(stored)
+        if message >= below:
+            continue
+        memory.write(key, None, None)
+        if expires_ms < published.FOREVER:
+            memory.write(records.dedup_expiry_key(expires_ms, message), None, None)
+        forgotten += 1
+        if forgotten == COLLECT_RECORDS:
+            break
+    return forgotten
 
 
 def _drop_segment(memory: QueueMemory, segment: LogSegment, view: View) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
@@ -12,6 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
+from detent import spans
 from detent.codec.published import FOREVER, URI, Metadata
 from detent.durations import Duration, milliseconds
 from detent.engine import Operation
@@ -154,6 +156,23 @@ class _Delivered(Readable, Twin, msgspec.Struct, eq=False, weakref=True):
     """How often it was claimed in the queues that gave it up before."""
     dead_letters: list[DeadLetter] = []
     """The queues that gave it up before, the first one first; empty unless it came here as a dead letter."""
+    _span: AbstractContextManager[Any] | None = None
+    """What its handling is traced by; None before that."""
+    _block: AbstractContextManager[Any] = spans.NOTHING
+    """The same for its ``with``, which has it unless a worker has."""
+
+    def _processing(self) -> AbstractContextManager[Any]:
+        """The span of handling it. There is one, also where the handler of a worker has a ``with`` of its own."""
+        if self._span is None:
+            self._span = spans.processing(self.queue, [self._about.headers], message=str(self.id))
+            return self._span
+        return spans.NOTHING
+
+    def _unblock(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        block, self._block = self._block, spans.NOTHING
+        block.__exit__(kind, error, trace)
 
     def _extended(self, result: ops.LeaseExtended) -> None:
         self.lease_ms, self.lease_length_ms = result.lease_ms, result.length_ms
@@ -217,24 +236,34 @@ class Delivery(_Delivered, Plain):
     """
 
     def __enter__(self) -> Self:
+        self._block = self._processing()
+        self._block.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        drive(self._leave(error))
+        try:
+            drive(self._leave(error))
+        finally:
+            self._unblock(kind, error, trace)
 
 
 class AsyncDelivery(_Delivered, Awaited):
     """`Delivery` for asyncio, with ``async with``."""
 
     async def __aenter__(self) -> Self:
+        self._block = self._processing()
+        self._block.__enter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._leave(error)
+        try:
+            await self._leave(error)
+        finally:
+            self._unblock(kind, error, trace)
 
 
 Held = Receipt | _Delivered | str

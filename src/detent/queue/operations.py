@@ -54,7 +54,7 @@ LABELS_BYTES_MAX: Final = 64 << 10
 CLAIM_MAX: Final = 10_000
 """Messages in one claim, acknowledgement or failure."""
 
-IN_FLIGHT_MAX: Final = 100_000
+IN_FLIGHT_MAX: Final = 120_000
 """Messages of one queue in flight; the lease of each is kept in memory."""
 
 RETENTION_S: Final = 4 * 24 * 3600
@@ -205,7 +205,8 @@ class Redrive(Operation, frozen=True, tag=True, array_like=True):
 
 
 class Purge(Operation, frozen=True, tag=True, array_like=True):
-    """Remove messages, in steps: available ones, failed ones, or both; or failed ones by number.
+    """Remove messages, in steps: available ones, failed ones, or both; or failed ones by number. With `in_flight`,
+    those under leases too, whose receipts are worth nothing then; with `keys`, the queue's own dedup keys.
 
     Only messages below a number go: what had been published when the first step was made, which answers that number
     for the next ones. It stands alone in its transaction.
@@ -216,6 +217,8 @@ class Purge(Operation, frozen=True, tag=True, array_like=True):
     failed: bool = True
     messages: list[Number] | None = None
     below: int = -1
+    in_flight: bool = False
+    keys: bool = False
 
 
 class DescribeQueues(Operation, frozen=True, tag=True, array_like=True):

@@ -374,11 +374,14 @@ class QueueState(Places, FailedList, Readers):
         if undo is not None:
             undo.append(partial(self._unfail, message))
 
-    def land_all(self) -> None:
-        """The queue is deleted: what was in flight is merely there, and no consumer's."""
-        if not self.flights:
+    def reconfigured(self) -> None:
+        """The queue has other settings."""
+
+    def land(self, messages: Sequence[int]) -> None:
+        """The queue is deleted or purged: what was in flight is merely there, and no consumer's."""
+        if not messages:
             return
-        groups, landed = self._land(list(self.flights), None)
+        groups, landed = self._land(messages, None)
         for bucket, rows in groups:
             for row in rows:
                 bucket.states[row] = HIDDEN

@@ -60,7 +60,7 @@ def has_queues(view: View) -> bool:
 def check_queues(reader: Reader, tally: Tally) -> Iterator[Finding]:
     """Check all queues, as they are at one moment."""
     with reader.view() as view:
-        survey = QueueSurvey(view, tally)
+        survey = QueueRecords(view, tally)
         yield from survey.findings()
         machine: QueueMachine | None = QueueMachine(reader)
         try:
@@ -75,7 +75,7 @@ def check_queues(reader: Reader, tally: Tally) -> Iterator[Finding]:
         yield from _check_dedup(view, tally, machine, survey)
 
 
-class QueueSurvey:
+class QueueRecords:
     """The records that belong to all queues, and those that belong to one."""
 
     def __init__(self, view: View, tally: Tally) -> None:
@@ -266,7 +266,7 @@ DEDUP_BYTES_MAX: Final = len(records.own_dedup_key(U32_MAX, "")) + ops.DEDUP_KEY
 """A dedup key of a queue, with the queue's number before it."""
 
 
-def _check_dedup(view: View, tally: Tally, machine: QueueMachine | None, survey: QueueSurvey) -> Iterator[Finding]:
+def _check_dedup(view: View, tally: Tally, machine: QueueMachine | None, survey: QueueRecords) -> Iterator[Finding]:
     """Dedup keys and the index by their end agree, either way."""
     owners, alive = {None, *survey.numbers}, {None, *survey.names}
     for key, value in tally.scan(view, *records.DEDUP.range()):

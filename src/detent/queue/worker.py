@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from detent import spans
 from detent.durations import Duration, milliseconds
 from detent.engine import steady_s
 from detent.errors import DetentError, Invalid, LimitExceeded, StaleReceipt, Unavailable
@@ -112,7 +113,10 @@ class _WorkerTask(Handling[Any]):
         return max(0.001, thing.lease_ms / 1000 - time.time())
 
     async def handle(self, thing: Any) -> None:
-        message = thing
+        with thing._processing() as span:
+            await self._handle(thing, span)
+
+    async def _handle(self, message: Any, span: Any) -> None:
         try:
             try:
                 handling = self._handler(message)
@@ -122,6 +126,7 @@ class _WorkerTask(Handling[Any]):
                 raise  # they end the task, or the program, and the message is left to its lease
             except BaseException as error:  # in a thread of its own none of them ends more than the handler
                 self.failures += 1
+                spans.failed(span, error)
                 logger.warning("message %d of %r failed", message.id, message.queue, exc_info=True)
                 if not message.settled:
                     await answered(message.fail(reason_of(error)))

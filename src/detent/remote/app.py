@@ -176,7 +176,8 @@ class OwnerApp:
 
     async def _status(self, call: OwnerCall) -> Reply:
         del call
-        return Reply.json({"epoch": self._engine.epoch, "pid": os.getpid()})
+        engine = self._engine
+        return Reply.json({"epoch": engine.epoch, "pid": os.getpid(), "restored_ms": engine.restored_ms})
 
     async def _size(self, call: OwnerCall) -> Reply:
         call.require_everywhere("read")

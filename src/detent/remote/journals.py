@@ -37,6 +37,11 @@ class RemoteJournalReader(JournalReader):
         found: JournalInfo = self._ask_of(name, "/info", JournalInfo)
         return found
 
+    def restored_ms(self) -> int:
+        answer = self._line.run(lambda owner, time: owner.call("GET", "/v1/status", timeout=time))
+        found: dict[str, int] = decoded(answer, dict[str, int])
+        return found.get("restored_ms", 0)
+
     def number(self, name: str) -> int | None:
         found: int | None = self._ask_of(name, "/number", int | None)
         return found

@@ -73,9 +73,10 @@ class RightsHolder(Protocol):
 
 
 class Need(NamedTuple):
-    """A right, and the field of the operation that says on which queue, journal, ledger or consumer: a name, or the
-    number that receipts have for a queue. Without a field, or where it is empty, the right is needed on the whole
-    store. `also` is a field that may name a second one, which gets messages: `publish` is needed there."""
+    """A right, and the field of the operation that says on which queue, journal, ledger or consumer: a name, patterns
+    of names, or the number that receipts have for a queue. Without a field, or where it is empty, the right is needed
+    on the whole store. `also` is a field that may name a second one, which gets messages: `publish` is needed there.
+    """
 
     right: Right
     kind: Kind
@@ -121,13 +122,13 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     queues.Unclaim: _queue_consume,
     queues.ReadHeld: _queue_consume,
     queues.DescribeQueues: _queue_read,
-    surveying.SurveyQueues: Need("read", "queue"),
     queues.ListFailed: _queue_read,
     queues.FindMessage: Need("read", "queue"),
     listing.ListMessages: _queue_read,
     listing.ListDone: _queue_read,
     listing.ListAttempts: _queue_read,
     peeking.PeekMessages: _queue_read,
+    surveying.SurveyQueues: Need("read", "queue", "patterns"),
     readers.OpenReader: _queue_consume,
     readers.Assign: _queue_consume,
     readers.AckAssigned: _queue_consume,
@@ -164,10 +165,12 @@ NEEDS: Final[dict[type[Operation], Need]] = {
 
 def may_all(caller: RightsHolder, right: Right, kind: Kind) -> bool:
     """Whether a caller has a right on all queues, or all journals."""
-    return any(
-        includes(grant.right, right) and grant.kind in {kind, EVERYTHING} and grant.pattern == EVERYTHING
-        for grant in caller.grants
-    )
+    return any(covers(grant, right, kind) and grant.pattern == EVERYTHING for grant in caller.grants)
+
+
+def covers(grant: GrantedRight, right: Right, kind: Kind) -> bool:
+    """Whether a grant gives a right on some queues, or some journals."""
+    return includes(grant.right, right) and grant.kind in {kind, EVERYTHING}
 
 
 def require_settings(caller: RightsHolder, queue: str, filter: str | None, dead_letter: str | None) -> None:
@@ -198,6 +201,9 @@ def require(caller: RightsHolder, operations: Sequence[Operation], machine: Queu
         named = None if need.field is None else getattr(operation, need.field)
         if isinstance(named, int):
             _require_number(caller, need, named, machine)
+        elif isinstance(named, list):
+            for pattern in named:
+                _require_pattern(caller, need, pattern)
         elif named:
             caller.require(need.right, need.kind, named)
         else:
@@ -206,6 +212,18 @@ def require(caller: RightsHolder, operations: Sequence[Operation], machine: Queu
             require_settings(caller, operation.queue, operation.settings.filter, operation.settings.dead_letter)
         for also in _also(operation, need):
             caller.require("publish", need.kind, also)
+
+
+def _require_pattern(caller: RightsHolder, need: Need, pattern: str) -> None:
+    """On all names that match a pattern: those of a grant, or a single name."""
+    if may_all(caller, need.right, need.kind):
+        return
+    if any(character in pattern for character in "*?"):
+        granted = {grant.pattern for grant in caller.grants if covers(grant, need.right, need.kind)}
+        if pattern not in granted:
+            raise Denied(f"{caller.name} may not {need.right} on all that match {pattern!r}")
+        return
+    caller.require(need.right, need.kind, pattern)
 
 
 def _also(operation: Any, need: Need) -> set[str]:

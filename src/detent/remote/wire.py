@@ -159,6 +159,7 @@ STATUS = {
     "OtherInput": 409,
     "Fenced": 410,
     "SessionExpired": 410,
+    "Restored": 410,
     "ProducerTaken": 410,
     "ClockBehind": 410,
     "ShardsLost": 409,

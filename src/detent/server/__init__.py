@@ -19,6 +19,7 @@ The parts:
     metrics_state.py    what the store holds, for Prometheus
     tracing.py          spans for OpenTelemetry
     sqs/                the SQS endpoint, a package of its own
+    console/            pages for browsers, a package of its own
 
 The JSON API:
 
@@ -28,6 +29,12 @@ The JSON API:
     api_journals.py     the routes for journals
     api_queues.py       the routes for queues
     api_transaction.py  the route for transactions
+    api_consumers.py    the routes for consumers
+    api_ledgers.py      the routes for ledgers and pins
+    api_store.py        the route for the store as a whole
+    api_search.py       the routes that look for messages in journals
+    api_series.py       the route for curves
+    series.py           what queues held and did over time, in bounded memory
     models.py           bytes, durations and times in JSON
     models_journals.py  journals in JSON
     models_queues.py    queues in JSON, and a look into one

@@ -16,9 +16,21 @@ import msgspec
 
 from detent.durations import Duration, milliseconds
 from detent.errors import DetentError, Invalid, NotFound
-from detent.names import check_name
+from detent.names import check_name, check_text_name
 from detent.remote.wire import PROBLEM_TYPE, Problem
-from detent.server import api_journals, api_queues, api_transaction, jsonbody, openapi, tracing
+from detent.server import (
+    api_consumers,
+    api_journals,
+    api_ledgers,
+    api_queues,
+    api_search,
+    api_series,
+    api_store,
+    api_transaction,
+    jsonbody,
+    openapi,
+    tracing,
+)
 from detent.server.access import Caller
 from detent.server.app import refusal
 from detent.server.arrow import STREAM_BYTES_MAX
@@ -26,6 +38,7 @@ from detent.server.http import JSON, JSON_BYTES_MAX, HttpRequest, Response
 from detent.server.limits import LARGE_BYTES, ClaimSizes
 from detent.server.receipts import QueueNumbers
 from detent.server.route import ARROW, ApiCall, Route, Service
+from detent.server.series import Series
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -54,6 +67,11 @@ ROUTES: Final = (
     *api_queues.ROUTES,
     *api_journals.ROUTES,
     *api_transaction.ROUTES,
+    *api_consumers.ROUTES,
+    *api_ledgers.ROUTES,
+    *api_store.ROUTES,
+    *api_search.ROUTES,
+    *api_series.ROUTES,
     Route("GET", DOCUMENT_PATH, show_document, "The API, in OpenAPI 3.1", None, dict[str, Any], errors=()),
 )
 """All that can be asked."""
@@ -83,17 +101,22 @@ class Api:
     name = "api"
 
     def __init__(
-        self, store: AsyncStore, *, wait_max: Duration = WAIT_MAX, stale: Callable[[], None] | None = None
+        self,
+        store: AsyncStore,
+        *,
+        wait_max: Duration = WAIT_MAX,
+        stale: Callable[[], None] | None = None,
+        series: Series | None = None,
     ) -> None:
         numbers = QueueNumbers(store, stale)
-        self._service = Service(store, numbers, asyncio.Event(), milliseconds(wait_max), ClaimSizes())
+        self._service = Service(store, numbers, asyncio.Event(), milliseconds(wait_max), ClaimSizes(), series)
 
     async def close(self) -> None:
         """Answer everybody who waits, with what there is."""
         self._service.closing.set()
 
     def owns(self, request: HttpRequest) -> bool:
-        """Whether this is below /v1/queues, journals, messages or transaction; or the document."""
+        """Whether this is below one of the routes; or the document."""
         parts = request.raw_path.split(b"/", 3)
         if len(parts) > 2:
             return parts[0] == b"" and parts[1] == b"v1" and parts[2] in _OWNED
@@ -128,6 +151,32 @@ class Api:
         done = await handler(ApiCall(self._service, route, request, caller, name, body, query))
         return done if isinstance(done, Response) else Response(_encode(done), status=route.status)
 
+    async def ask(
+        self,
+        request: HttpRequest,
+        caller: Caller,
+        method: str,
+        path: str,
+        name: str = "",
+        *,
+        query: dict[str, str],
+        body: Any = None,
+    ) -> Any:
+        """Have a route answer a part of this server, as a caller would be: with its rights and limits. The answer is
+        what the route's answer is made of, or None."""
+        route = _TABLE[_key(path)][method]
+        _check_name(name, route)
+        request.operation, request.destination = route.handler.__name__, name
+        route.authorize(caller, name)
+        asked = None if route.query is None else jsonbody.convert_query(query, route.query)
+        given = None if route.body is None else jsonbody.decode(_encode(body), route.decoder)
+        done = await route.handler(ApiCall(self._service, route, request, caller, name, given, asked))
+        if not isinstance(done, Response):
+            return done
+        if route.answer is None or not isinstance(done.body, bytes):
+            return None
+        return msgspec.json.decode(done.body, type=route.answer)
+
     def refuse(self, request: HttpRequest, error: DetentError) -> Response:
         """An error as its name and what it says."""
         tracing.note(request, tracing.ERROR_TYPE, type(error).__name__)
@@ -143,9 +192,16 @@ def _decode_name(segment: bytes, route: Route) -> str:
         name = unquote_to_bytes(segment).decode()
     except UnicodeDecodeError as error:
         raise Invalid(f"the name in this path is not UTF-8: {error}") from error
-    if route.kind is not None:
-        check_name(name, route.kind)
+    _check_name(name, route)
     return name
+
+
+def _check_name(name: str, route: Route) -> None:
+    """`Invalid` unless what a path names can be a name of its kind."""
+    if route.kind == "consumer":
+        check_text_name(name, route.kind)
+    elif route.kind is not None:
+        check_name(name, route.kind)
 
 
 def _query(request: HttpRequest, route: Route) -> Any:

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from detent.errors import Conflict, DetentError, Invalid, NotFound
-from detent.queue import AsyncDelivery, FailedMessage, MessageInfo, Outgoing, Published, Receipt, calls
+from detent.names import NAME_MAX
+from detent.queue import AsyncDelivery, FailedMessage, MessageInfo, Outgoing, Published, Receipt, calls, surveying
 from detent.queue import operations as ops
 from detent.queue.handle import BODY_BYTES
 from detent.queue.info import MessagePlace, failed_message, queue_info
@@ -30,12 +31,11 @@ from detent.server.limits import (
     FAILED_MAX,
     FAILED_PAGE,
     LARGE_BYTES,
+    LIST_MAX,
     NAMED_MAX,
     PEEK_PAGE,
-    ListQuery,
     check_count,
     claim_step,
-    page_of,
 )
 from detent.server.models import (
     NewQueue,
@@ -63,6 +63,7 @@ from detent.server.models_queues import (
     QueueDescription,
     QueuedList,
     QueueList,
+    QueueTotals,
     Redriven,
     RedriveRequest,
     answer_bytes,
@@ -73,9 +74,24 @@ from detent.server.models_queues import (
     published_message,
     queued_list,
 )
-from detent.server.route import ApiCall, Route, may_everywhere, may_see
+from detent.server.route import ApiCall, Route, may_everywhere, patterns_of
 
 _encode: Final = msgspec.json.Encoder().encode
+
+
+RANK_CHARS_MAX: Final = 20
+"""No count or time has more digits."""
+
+
+class QueueListQuery(RequestModel, kw_only=True):
+    """Which queues to list, in which order, and after what the page before said is `next`."""
+
+    prefix: Annotated[str, Meta(max_length=NAME_MAX)] = ""
+    contains: Annotated[str, Meta(max_length=NAME_MAX)] = ""
+    state: surveying.Having = ""
+    sort: surveying.SurveyOrder = "name"
+    after: Annotated[str, Meta(max_length=NAME_MAX + RANK_CHARS_MAX + 1)] = ""
+    limit: Annotated[int, Meta(ge=1)] = LIST_MAX
 
 
 class FailedQuery(RequestModel, kw_only=True):
@@ -102,12 +118,42 @@ class PeekQuery(RequestModel, kw_only=True):
 # -- queues ---------------------------------------------------------------------------------------------------------
 
 
-async def list_queues(call: ApiCall[None, ListQuery]) -> QueueList:
-    """The queues that the caller has any right on, by name, with their settings and contents."""
-    found = {info.name: info for info in await call.store.queues(call.query.prefix)}
-    visible = [name for name in found if may_see(call.caller, "queue", name)]
-    page, following = page_of(visible, call.query)
-    return QueueList(queues=[describe_queue(found[name]) for name in page], next=following)
+async def list_queues(call: ApiCall[None, QueueListQuery]) -> QueueList:
+    """The queues that the caller has any right on, with their settings and contents: by name, or sorted by what they
+    hold, the largest count or the longest wait first. `contains` is a part of the name, in capitals or not; `state`
+    leaves those that hold messages of it (or are `paused`)."""
+    query = call.query
+    check_count(query.limit, LIST_MAX, "names in an answer")
+    asked = surveying.SurveyQueues(
+        prefix=query.prefix,
+        order=query.sort,
+        limit=query.limit,
+        patterns=patterns_of(call.caller, "queue"),
+        contains=query.contains,
+        having=query.state,
+        after=_place_after(query),
+    )
+    found: surveying.QueueSurvey = (await call.store.commit([asked]))[0]
+    following = None
+    if found.after is not None:
+        following = found.after[1] if query.sort == "name" else f"{found.after[0]}:{found.after[1]}"
+    return QueueList(
+        queues=[describe_queue(queue_info(one)) for one in found.queues],
+        next=following,
+        totals=QueueTotals(**msgspec.structs.asdict(found.totals)),
+        matching=found.having,
+    )
+
+
+def _place_after(query: QueueListQuery) -> tuple[int, str] | None:
+    if not query.after:
+        return None
+    if query.sort == "name":
+        return 0, query.after
+    rank, colon, name = query.after.partition(":")
+    if not colon or not rank.removeprefix("-").isdigit() or not rank.isascii() or len(rank) > RANK_CHARS_MAX:
+        raise Invalid(f"after is what `next` said in the page before, not {query.after[:100]!r}")
+    return int(rank), name
 
 
 def check_settings(caller: Caller, queue: str, given: Mapping[str, Any]) -> None:
@@ -434,7 +480,7 @@ def _number(text: str) -> int:
 QUEUE: Final = "/v1/queues/{queue}"
 
 ROUTES: Final = (
-    Route("GET", "/v1/queues", list_queues, "List queues", None, QueueList, query=ListQuery, errors=()),
+    Route("GET", "/v1/queues", list_queues, "List queues", None, QueueList, query=QueueListQuery, errors=()),
     Route(
         "PUT", QUEUE, create_queue, "Create a queue", "admin", QueueDescription,
         body=NewQueue, status=201, other_statuses=(200,), errors=(404, 409),

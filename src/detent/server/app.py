@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from detent import spans
 from detent.errors import Denied, DetentError, Unavailable
 from detent.remote import rights, wire
 from detent.remote.handing import hand_over
@@ -63,6 +64,15 @@ class Part(Protocol):
         ...
 
 
+@runtime_checkable
+class Gate(Protocol):
+    """A part that finds out by itself who asks, because its clients have no keys in hand: they are browsers."""
+
+    def who_asks(self, request: HttpRequest) -> Caller:
+        """The caller; `Denied` if this must not be answered at all."""
+        ...
+
+
 class Counting(Protocol):
     """Who counts the requests."""
 
@@ -104,6 +114,8 @@ class ServerApplication:
         response: Response | None = None
         try:
             part = next((part for part in self._parts if part.owns(request)), None)
+            if spans.PARENT in request.headers:  # what it publishes goes on with its trace
+                spans.asked.set(spans.context_of(request.headers))
             response = await self._traced(request, part)
             await hand_over(response.send, scope, receive, send, response.undo)
         except Exception:
@@ -127,18 +139,20 @@ class ServerApplication:
         caller: Caller | None = None
         try:
             request.check()
-            caller = await self._caller(request)
+            caller = await self._caller(request, part)
             request.caller = caller.name
-            request.recheck = partial(self._caller, request)
+            request.recheck = partial(self._caller, request, part)
             if part is None:
                 return problem(404, "NotFound", f"there is no {request.method} {request.path} here")
             return await part.answer(request, caller)
         except DetentError as error:
             return _refuse(request, part, rights.told(caller, error))
 
-    async def _caller(self, request: HttpRequest) -> Caller:
-        """Who asks: by a bearer token, or by a signature over the whole request."""
+    async def _caller(self, request: HttpRequest, part: Part | None) -> Caller:
+        """Who asks: by a bearer token, by a signature over the whole request, or as the part says."""
         keys = self._keys
+        if isinstance(part, Gate):
+            return _known(part.who_asks, request)
         if keys is None or request.path in self._public:
             self._check_page(request)
             return UNCHECKED if keys is None else UNKNOWN

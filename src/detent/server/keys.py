@@ -297,6 +297,11 @@ class KeyRing:
             self._take(read_keys(self._path))
             self._seen = stamp
 
+    def listed(self) -> list[Key]:
+        """All keys, by name."""
+        self.look()
+        return sorted(self._keys.values(), key=lambda key: key.name)
+
     def find(self, identity: str) -> Key | None:
         """The key with an id, unless it has expired."""
         self.look()

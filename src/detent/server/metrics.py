@@ -87,6 +87,12 @@ class Metrics:
             self._claimed.inc(len(result.messages))
             self._redelivered.inc(sum(attempts > 1 for attempts in result.attempts))
 
+    def commits(self) -> tuple[float, float]:
+        """How many commits there were, and the seconds that they took."""
+        (family,) = self._commit_s.collect()
+        found = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
+        return found["count"], found["sum"]
+
     def stale_receipt(self) -> None:
         """A receipt was refused as stale before the engine saw it."""
         self._stale.inc()

@@ -73,11 +73,35 @@ def _answer_value(value: Any) -> Any:
     return time_text(value) if isinstance(value, datetime) else value
 
 
+class QueueTotals(AnswerModel, kw_only=True):
+    """What queues hold and have counted since they were created, together; `paused` of them are
+    paused, and `behind` of them take in messages that came before."""
+
+    queues: int
+    paused: int
+    behind: int
+    available: int
+    delayed: int
+    blocked: int
+    in_flight: int
+    failed: int
+    done: int
+    routed: int
+    acked: int
+    failures: int
+    expired: int
+    purged: int
+    dead_lettered: int
+
+
 class QueueList(AnswerModel, kw_only=True):
-    """Queues by name; `next` is the name to go on `after`, if there are more."""
+    """Queues; `next` is what to go on `after`, if there are more. `totals` are of all queues that the names in the
+    request match, and `matching` says how many of them hold what was asked for."""
 
     queues: list[QueueDescription]
     next: str | None
+    totals: QueueTotals
+    matching: int
 
 
 class OutgoingMessage(RequestModel, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from detent.names import NAME_MAX, NAME_PATTERN
+from detent.names import NAME_MAX, NAME_PATTERN, TEXT_NAME_BYTES_MAX
 from detent.remote.wire import PROBLEM_TYPE, Problem
 from detent.server.http import JSON
 from detent.server.models import NUMBER_MAX
@@ -44,6 +44,7 @@ _NAME_SCHEMA: Final = {"type": "string", "maxLength": NAME_MAX, "pattern": f"^{N
 _PARAMETERS: Final = {
     "queue": ("The queue's name.", _NAME_SCHEMA),
     "journal": ("The journal's name.", _NAME_SCHEMA),
+    "consumer": ("The consumer's name.", {"type": "string", "minLength": 1, "maxLength": TEXT_NAME_BYTES_MAX}),
     "message": ("The message's number.", {"type": "integer", "minimum": 0, "maximum": NUMBER_MAX}),
 }
 _KEY_PARAMETER: Final = {

@@ -24,6 +24,9 @@ logger = logging.getLogger("detent.server")
 
 HEALTH, READY, METRICS = "/healthz", "/readyz", "/metrics"
 
+LOCALSTACK: Final = "/_localstack/health"
+"""Where set-ups that were made for LocalStack ask whether SQS is there."""
+
 STORE: Final = "store"
 """What a grant on metrics names: there is one page of them."""
 
@@ -37,10 +40,10 @@ STUCK_S: Final = 30.0
 """How long commits may fail, or one may take, before the server calls itself dead. An object store that is away for a
 moment is waited for: a new process would find it away, too."""
 
-PROBES: Final = frozenset({HEALTH, READY, METRICS})
+PROBES: Final = frozenset({HEALTH, READY, METRICS, LOCALSTACK})
 """Asked every few seconds, so that the log has them only when their answer changes."""
 
-PUBLIC: Final = frozenset({HEALTH, READY})
+PUBLIC: Final = frozenset({HEALTH, READY, LOCALSTACK})
 """Asked by load balancers and supervisors, which have no key; they say nothing about what is stored."""
 
 
@@ -64,7 +67,7 @@ class Committing(Protocol):
 
 
 class Operators:
-    """The pages ``/healthz``, ``/readyz`` and ``/metrics``."""
+    """The pages ``/healthz``, ``/readyz`` and ``/metrics``, and LocalStack's page of health."""
 
     name = "operators"
 
@@ -80,7 +83,7 @@ class Operators:
 
     def owns(self, request: HttpRequest) -> bool:
         """By its path."""
-        return request.path in {HEALTH, READY, METRICS}
+        return request.path in PROBES
 
     async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         """Answer one page."""
@@ -90,6 +93,9 @@ class Operators:
             return self._alive()
         if request.path == READY:
             return await self._ready()
+        if request.path == LOCALSTACK:
+            await self._ready()
+            return Response.json({"services": {"sqs": "running"}})
         _require_metrics(caller)
         async with self._looking:
             state = await self._look()

@@ -13,11 +13,12 @@ import msgspec
 from detent.durations import milliseconds
 from detent.errors import Denied, Invalid, LimitExceeded
 from detent.server import tracing
-from detent.server.access import RIGHTS, Caller, Kind, Right
+from detent.server.access import EVERYTHING, RIGHTS, Caller, Kind, Right
 from detent.server.http import HttpRequest, Response
 from detent.server.limits import ClaimSizes
 from detent.server.models import AnswerModel
 from detent.server.receipts import QueueNumbers
+from detent.server.series import Series
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -94,6 +95,7 @@ class Service:
     closing: asyncio.Event
     wait_ms_max: int
     sizes: ClaimSizes
+    series: Series | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,9 @@ class ApiCall(Generic[Body, Query]):
 Answer = AnswerModel | Response
 Handler = Callable[[ApiCall[Any, Any]], Awaitable[Answer]]
 
+NAMED: Final[tuple[Kind, ...]] = ("queue", "journal", "consumer")
+"""Kinds of what a path can name."""
+
 Need = Right | Literal["any"] | None
 """The right that a route needs on what its path names, or on the whole store if it names nothing; "any" is any of them,
 None is for routes that look for themselves, with the body or the list before them."""
@@ -178,7 +183,7 @@ class Route:
     @cached_property
     def kind(self) -> Kind | None:
         """What the name in the path is of."""
-        return "queue" if "{queue}" in self.path else "journal" if "{journal}" in self.path else None
+        return next((kind for kind in NAMED if f"{{{kind}}}" in self.path), None)
 
     @cached_property
     def takes_key(self) -> bool:
@@ -206,6 +211,12 @@ class Route:
 def may_see(caller: Caller, kind: Kind, name: str) -> bool:
     """Whether a caller has anything to do with a queue or journal."""
     return any(caller.may(right, kind, name) for right in RIGHTS)
+
+
+def patterns_of(caller: Caller, kind: Kind) -> list[str]:
+    """The patterns of the names with which a caller has anything to do, as `may_see` tells."""
+    found = {grant.pattern for grant in caller.grants if grant.kind in {kind, EVERYTHING}}
+    return [EVERYTHING] if EVERYTHING in found else sorted(found)
 
 
 def may_everywhere(caller: Caller, right: Right) -> bool:

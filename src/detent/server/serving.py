@@ -25,16 +25,19 @@ from typing import Final, cast
 import uvicorn
 
 from detent.errors import Invalid, Unavailable
-from detent.remote import LocalOwner
+from detent.remote import LocalOwner, Role
 from detent.remote.dispatch import caller_on
 from detent.server.api import Api
 from detent.server.app import Part, ServerApplication
+from detent.server.console import ConsolePart
+from detent.server.console.entrance import Entrance
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
 from detent.server.metrics_state import QUEUES_SHOWN
 from detent.server.native import NativePart
-from detent.server.operators import PROBES, PUBLIC, Operators
+from detent.server.operators import PROBES, PUBLIC, Committing, Operators
 from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Door, HttpConnection
+from detent.server.series import Series
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
 from detent.store import open_async
@@ -62,6 +65,9 @@ TICK_S: Final = 0.1
 
 HOSTS_REMEMBERED: Final = 100
 
+TROUBLE_S: Final = 5.0
+"""How long commits fail before the console says so on every page."""
+
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^:\[\]]{1,255})(:\d{1,5})?")
 
 logger = logging.getLogger("detent.server")
@@ -81,6 +87,9 @@ class Serving:
     force: bool = False
     metrics_queues: int = QUEUES_SHOWN
     """How many queues a page of metrics has."""
+
+    sqs_port: int | None = None
+    """A second port, for SQS clients that are set up for one of their own. Both answer the same."""
 
     def check(self) -> None:
         """Refuse what would let strangers in, and what cannot work."""
@@ -182,9 +191,13 @@ async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication
         hosts = own_hosts(serving.host) if serving.keys is None and is_loopback(serving.host) else None
         metrics = Metrics(owner.engine.time)
         owner.engine.observer = metrics
+        series = Series(store, metrics.commits)
+        api = Api(store, stale=metrics.stale_receipt, series=series)
+        entrance = Entrance(keys=serving.keys, hosts=hosts, secure=serving.certificate is not None)
         parts: list[Part] = [
             Operators(store, metrics, owner.engine, serving.metrics_queues),
-            Api(store, stale=metrics.stale_receipt),
+            ConsolePart(store, api, entrance, place=serving.url, trouble=functools.partial(_trouble, owner.engine)),
+            api,
             NativePart(store),
             SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
         ]
@@ -193,15 +206,52 @@ async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication
             tracing=find_tracing(),
         )  # fmt: skip
         try:
-            yield app, parts
+            async with series:
+                yield app, parts
         finally:
             owner.engine.lead_on(None)  # what is left to commit must not wait for a loop that ends
+
+
+def _trouble(engine: Committing) -> str:
+    """Why the store takes no commits, once that has lasted for a moment."""
+    found = engine.trouble()
+    return found.reason if found is not None and (found.is_final or found.seconds > TROUBLE_S) else ""
+
+
+@asynccontextmanager
+async def console_application(serving: Serving, role: Role) -> AsyncIterator[tuple[ServerApplication, list[Part], str]]:
+    """The console alone, over a store that another process owns, and the path of the link that opens it."""
+    async with open_async(serving.url, role=role) as store, Series(store) as series:
+        await store.unmatched()  # an owner that does not answer is said before anything else
+        hosts = own_hosts(serving.host)
+        entrance = Entrance(hosts=hosts, by_link=True)
+        part = ConsolePart(store, Api(store, series=series), entrance, place=serving.url)
+        link = f"{entrance.path}/enter/{entrance.new_code()}"
+        yield ServerApplication([part], hosts=hosts), [part], link
 
 
 def run(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, on uvloop where it is present."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(serve(serving, ready))
+
+
+def run_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> None:
+    """Serve a console until SIGTERM or SIGINT; `ready` gets the link that opens it."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve_console(serving, role, ready))
+
+
+async def _serve_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> None:
+    if not is_loopback(serving.host):
+        raise Invalid(f"a console listens on this machine only, not on {serving.host}: use `detent serve` with keys")
+    with contextlib.closing(listen(serving.host, serving.port)) as listener, _signals() as stop:
+        async with (
+            console_application(serving, role) as (app, parts, link),
+            _answering(app, parts, serving, [listener]) as running,
+        ):
+            ready(address_of(serving, listener) + link)
+            await _until(stop, running)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -215,22 +265,51 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def serve(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered there."""
+    with _signals() as stop:
+        async with listening(serving) as (address, running):
+            if ready is not None:
+                ready(address)
+            await _until(stop, running)
+
+
+async def _until(stop: asyncio.Event, running: asyncio.Task[None]) -> None:
+    """Wait for a signal, or for a server that cannot go on."""
+    ended = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+
+
+@asynccontextmanager
+async def listening(serving: Serving) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """A server until the end of the block: its address, where requests are answered now, and the task that ends if it
+    cannot go on."""
     serving.check()
-    listener = listen(serving.host, serving.port)
-    with contextlib.closing(listener):
-        address = address_of(serving, listener)
-        async with application(serving) as (app, parts):
-            server = _Server(_config(app, serving), Door(connections_max()), lambda: ready and ready(address))
-            stop = asyncio.Event()
-            with _signals(stop):
-                running = asyncio.create_task(server.serve(sockets=[listener]))
-                ended = asyncio.create_task(stop.wait())
-                await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
-                for part in parts:
-                    await part.close()
-                server.should_exit = True
-                ended.cancel()
-                await running
+    with contextlib.ExitStack() as sockets:
+        ports = [serving.port] if serving.sqs_port is None else [serving.port, serving.sqs_port]
+        listeners = [sockets.enter_context(contextlib.closing(listen(serving.host, port))) for port in ports]
+        async with application(serving) as (app, parts), _answering(app, parts, serving, listeners) as running:
+            yield address_of(serving, listeners[0]), running
+
+
+@asynccontextmanager
+async def _answering(
+    app: ServerApplication, parts: list[Part], serving: Serving, listeners: list[socket.socket]
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Answer requests until the end of the block, and then those that are under way."""
+    started = asyncio.Event()
+    server = _Server(_config(app, serving), Door(connections_max()), started.set)
+    running = asyncio.create_task(server.serve(sockets=listeners))
+    starting = asyncio.create_task(started.wait())
+    try:
+        await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            yield running
+    finally:
+        starting.cancel()
+        for part in parts:
+            await part.close()
+        server.should_exit = True
+        await running
 
 
 def connections_max() -> int:
@@ -308,9 +387,9 @@ def _config(app: ServerApplication, serving: Serving) -> uvicorn.Config:
 
 
 @contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """Have SIGTERM and SIGINT stop the server; a second one ends the process as it would any other."""
-    loop = asyncio.get_running_loop()
+def _signals() -> Iterator[asyncio.Event]:
+    """What SIGTERM and SIGINT set, to stop the server; a second one ends the process as it would any other."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def told(number: signal.Signals) -> None:
         logger.info("stopping", extra={"signal": number.name})
@@ -321,7 +400,7 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
     for number in numbers:
         loop.add_signal_handler(number, told, number)
     try:
-        yield
+        yield stop
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

@@ -37,7 +37,11 @@ class JournalSettings(TypedDict, total=False):
 
 
 class StoredJournal(NamedTuple):
-    """What a journal's name leads to: its number, and its settings. A setting that came later has the default 0."""
+    """What a journal's name leads to: its number, and its settings. A setting that came later has the default 0.
+
+    `created_ms` tells it from another journal with its number. A restore of the store changes it, and keeps when the
+    journal was made as `born_ms`.
+    """
 
     journal: int
     created_ms: int
@@ -45,6 +49,7 @@ class StoredJournal(NamedTuple):
     retention_bytes: int = 0
     span_deadline_ms: int = SPAN_DEADLINE_MS
     producer_horizon_ms: int = PRODUCER_HORIZON_MS
+    born_ms: int = 0
 
 
 class ConfiguredJournal(msgspec.Struct, frozen=True, kw_only=True):

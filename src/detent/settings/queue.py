@@ -62,7 +62,9 @@ class QueueSettings(TypedDict, total=False):
     - `group_header`: the name of a header: messages with the same value are given out one after another, in the order
       in which they came, whatever their priority; None for none;
     - `dead_letter_retention`, of a queue that gets dead letters: how long it keeps each of them at least, from when it
-      came; None leaves them the retention that they were published with.
+      came; None leaves them the retention that they were published with;
+    - `group_overlap`: a message of a group that comes back is given out again while later ones of the group are in
+      flight still, as SQS has it.
     """
 
     filter: str | None
@@ -80,6 +82,7 @@ class QueueSettings(TypedDict, total=False):
     dead_letter: str | None
     group_header: str | None
     dead_letter_retention: Duration | None
+    group_overlap: bool
 
 
 class StoredQueue(NamedTuple):
@@ -107,6 +110,7 @@ class StoredQueue(NamedTuple):
     dead_letter: str = ""
     group_header: str = ""
     dead_letter_retention_s: int = 0
+    group_overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class ConfiguredQueue:
     dead_letter: str
     group_header: str
     dead_letter_retention: timedelta | None
+    group_overlap: bool
 
 
 _TO_ESCAPE: Final = re.compile(r'["\\\x00-\x1f\x7f]')
@@ -268,6 +273,11 @@ QUEUE: Final = Settings(
         help="What comes here as a dead letter stays for so long at least [its own retention]; 'none' for that.",
         label="dead letters stay",
         words="at least {}",
+        later=True,
+    ),
+    group_overlap=Flag(
+        help="Give a message of a group that comes back out again while later ones of the group are in flight, as SQS "
+        "does.",
         later=True,
     ),
 )

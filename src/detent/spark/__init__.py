@@ -24,6 +24,7 @@ The formats, and what they share:
 Reading:
 
     journal_reading.py  the driver plans, tasks read straight from the store
+    lives.py            whether a stream's offsets are ahead of a store that was restored
     planned.py          what a stream has planned, kept in the store, so that it plans the same again
     idle.py             what an idle stream asks: nothing, while it is known that nothing has come
     extents.py          which journals there are, where each begins and ends

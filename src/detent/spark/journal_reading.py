@@ -23,6 +23,7 @@ from detent.errors import Invalid, NotFound
 from detent.remote import server_address
 from detent.spark.extents import ReadJournals, extents_of
 from detent.spark.idle import IdleStream, has_requests
+from detent.spark.lives import StoreLife
 from detent.spark.opened import opened
 from detent.spark.options import FormatOptions
 from detent.spark.places import EARLIEST, LATEST, OffsetPlaces
@@ -208,6 +209,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._final: Offsets | None = None
         self._ends: Offsets = {}
         self._plans = StreamPlans(settings)
+        self._life = StoreLife(settings)
 
     @cached_property
     def _idle(self) -> IdleStream | None:
@@ -235,11 +237,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = self._journals.place(self._settings.start)
         if self._settings.reader_name is None:
             self._plans.begin(start)
-            return start
+            return self._life.mark(start)
         pinned = ordered(opened(self._settings.owner_url, "client").pin(self._settings.reader_name, start))
         if pinned == start:  # otherwise it may be of journals that are gone
             self._plans.begin(pinned)
-        return pinned
+        return self._life.mark(pinned)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read to where the journals end now, or to `endingOffsets` if that is before."""
@@ -255,9 +257,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        known = self._life.journals_of(start)
         if self._idle is None:
-            return self._latest(start, limit)
-        return self._idle.end_after(start, lambda: self._latest(start, limit))
+            return self._life.mark(self._latest(known, limit))
+        return self._life.mark(self._idle.end_after(known, lambda: self._latest(known, limit)))
 
     def _latest(self, start: Offsets, limit: ReadLimit) -> Offsets:
         journals = self._journals
@@ -286,6 +289,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ends or self._journals.ends()
 
     def partitions(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        start, end = self._life.journals_of(start), self._life.journals_of(end)
         self._plans.before_run(start, end, repr(self.getDefaultReadLimit()))
         return [JournalPartition(part) for part in cut(between(start, end), self._settings.partitions_min)]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from detent import crash
+from detent import crash, spans
 from detent.errors import AlreadyEntered, Invalid, OtherInput
 from detent.kv import absolute_url, parse_url
 from detent.ledger.operations import check_name
@@ -77,7 +77,8 @@ class Once:
         return {**self.__dict__, "_store": None}
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        with completing(self._owner_url):
+        more = {"detent.batch": batch_id}
+        with completing(self._owner_url), spans.processing(self._name, (), operation="batch", more=more):
             self._write(batch, batch_id)
 
     def _write(self, batch: DataFrame, batch_id: int) -> None:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from detent.spark.ranges import without_life
+
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -90,4 +92,4 @@ def _source(options: Mapping[str, str], report: Mapping[str, Any]) -> dict[str, 
 def _object(given: Any) -> dict[str, Any]:
     """An offset as Spark reports it: an object, its text, or nothing."""
     found = json.loads(given) if isinstance(given, str) else given
-    return found if isinstance(found, dict) else {}
+    return without_life(found) if isinstance(found, dict) else {}

@@ -26,6 +26,15 @@ Offsets = dict[str, int]
 """How far each journal was read. In a fixed order: Spark compares offsets by their text."""
 
 
+LIFE: Final = ""
+"""Under this name, which no journal has, an offset in Spark's log says since when the store has its present life."""
+
+
+def without_life(offsets: Mapping[str, int]) -> Offsets:
+    """The journals of an offset of Spark's log."""
+    return {name: at for name, at in offsets.items() if name != LIFE}
+
+
 def ordered(offsets: Mapping[str, int]) -> Offsets:
     """The same offsets, by name."""
     return {name: offsets[name] for name in sorted(offsets)}

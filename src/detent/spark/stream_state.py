@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from detent.runtime.report import Report, State, Trouble
 from detent.spark.pipeline_stream import JournalEnd, QueueEnd, Stream
+from detent.spark.ranges import without_life
 from detent.store import Store
 
 RATE_S: Final = 10.0
@@ -223,7 +224,7 @@ def duration_of(milliseconds: int) -> str:
 def _offset(given: Any) -> dict[str, Any]:
     """An offset as Spark reports it: an object, its text, or nothing."""
     found = json.loads(given) if isinstance(given, str) else given
-    return found if isinstance(found, dict) else {}
+    return without_life(found) if isinstance(found, dict) else {}
 
 
 def waiting_in(store: Store, queue: str) -> int:

@@ -52,7 +52,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     consumer's store, which no other shard ever has there, and `born_ms` when its consumer was made: together they tell
     it from one of the same name in another store, or of an earlier consumer. `numbers` are those of the journals that
     are read, which a journal of the same name that is made later does not have. `wrote` are journals that were
-    published to lately, with the names of their stores.
+    published to lately, with the names of their stores. `created` says when the journals that are read were made, as
+    their store says: it says otherwise once it was restored from a backup.
     """
 
     offsets: dict[str, _Offset] = {}
@@ -64,6 +65,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     born_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
     numbers: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
     wrote: list[tuple[str, str]] = []
+    created: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
 
     def encode(self) -> bytes:
         """As bytes, with a checksum. `LimitExceeded` if it could not be read back."""

@@ -55,7 +55,7 @@ class Following:
         """The journal's number, which another one of the same name does not have; None until it exists."""
         self.created_ms = created_ms
         """When it was made, which tells it from one with the same number in a store that was made anew; None until that
-        is known."""
+        is known, 0 where the place was written down without it."""
         self._batches: Iterator[tuple[int, Any]] = iter(())
         self._columns: Columns | None = None
         self._made: list[Message] | None = []
@@ -227,6 +227,8 @@ class Following:
         number, first, end, created_ms = found
         self.number = number if self.number is None else self.number
         self.created_ms = created_ms if self.created_ms is None else self.created_ms
+        if number == self.number and created_ms != self.created_ms and self._goes_on(self.created_ms):
+            self.created_ms = created_ms
         if (number, created_ms) != (self.number, self.created_ms) or self.at > end:
             raise self._vanished()
         if self.at < first:
@@ -234,6 +236,10 @@ class Following:
                 f"the journal {self.label!r} begins at {first} now, and was read to {self.at}: messages were "
                 f"forgotten before they were read. {self._remedy} to {first} to go on without them"
             )
+
+    def _goes_on(self, created_ms: int) -> bool:
+        """Whether the place is one in the journal that is there now, although it was read at another time."""
+        return self._reader.info(self.journal).goes_on(created_ms, self.at)
 
     def _vanished(self) -> NotFound:
         return NotFound(

@@ -15,7 +15,7 @@ from detent.errors import OtherInput
 from detent.ledger.entering import ADVICE
 
 
-class View(Protocol):
+class MarkedTable(Protocol):
     """A table as it was at one moment. Marks are looked up in the view that a commit is made from."""
 
     def transaction_version(self, app_id: str) -> int | None:
@@ -75,7 +75,7 @@ class TableMark(NamedTuple):
         mixed = hashlib.blake2b(self.key.input + self.key.batch.to_bytes(8, "big"), digest_size=8).digest()
         return int.from_bytes(mixed, "big") >> 1
 
-    def is_in(self, view: View) -> bool:
+    def is_in(self, view: MarkedTable) -> bool:
         """Whether a table has the batch."""
         last = view.transaction_version(self._application)
         if last is None or last < self.key.batch:

@@ -8,7 +8,8 @@ yours inherits one, says how its parts are made, and pytest finds the tests.
 ...     def tracker(self):
 ...         return MyTracker(self.database)
 
-The fixtures `store`, `bus`, `new_bus`, `borrow_bus`, `clock` and `recorded` come by themselves, as a plug-in of pytest.
+The fixtures `store`, `bus`, `new_bus`, `borrow_bus`, `clock`, `recorded` and `sqs_endpoint` come by themselves, as a
+plug-in of pytest.
 
     plugin.py      the fixtures
     clock.py       the clock of `clock`: it stands still until a test moves it
@@ -17,6 +18,7 @@ The fixtures `store`, `bus`, `new_bus`, `borrow_bus`, `clock` and `recorded` com
     trackers.py    the suite for trackers
     outboxes.py    the suite for outbox storages
     transports.py  the suite for queues of other systems
+    sqs.py         a server of SQS for a test
     running.py     calls what may be plain or ``async def``
 """
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from detent.testing.clock import Clock
     from detent.testing.outboxes import OutboxSuite
     from detent.testing.recorded import Recorded, RecordedMessage, RecordedOutcome
+    from detent.testing.sqs import SqsEndpoint, serving_sqs
     from detent.testing.trackers import TrackerSuite
     from detent.testing.transports import TransportSuite
 
@@ -39,11 +42,23 @@ _HOME = {
     "Recorded": "detent.testing.recorded",
     "RecordedMessage": "detent.testing.recorded",
     "RecordedOutcome": "detent.testing.recorded",
+    "SqsEndpoint": "detent.testing.sqs",
+    "serving_sqs": "detent.testing.sqs",
     "TrackerSuite": "detent.testing.trackers",
     "TransportSuite": "detent.testing.transports",
 }
 
-__all__ = ["Clock", "OutboxSuite", "Recorded", "RecordedMessage", "RecordedOutcome", "TrackerSuite", "TransportSuite"]
+__all__ = [
+    "Clock",
+    "OutboxSuite",
+    "Recorded",
+    "RecordedMessage",
+    "RecordedOutcome",
+    "SqsEndpoint",
+    "TrackerSuite",
+    "TransportSuite",
+    "serving_sqs",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = attributes(globals(), _HOME)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from detent.store import Store
     from detent.testing.clock import Clock
     from detent.testing.recorded import Recorded
+    from detent.testing.sqs import SqsEndpoint
 
 
 @pytest.fixture
@@ -85,3 +86,16 @@ def new_bus(store: Store, borrow_bus: Callable[[Bus], Bus]) -> Callable[..., Bus
 def bus(new_bus: Callable[..., Bus]) -> Bus:
     """An app called `app` on `store`. Add handlers, send to it, and have all of it handled with ``bus.drain()``."""
     return new_bus("app")
+
+
+@pytest.fixture
+def sqs_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[SqsEndpoint]:
+    """A server of SQS with no queues, which ends with the test. Whatever makes a client of SQS during the test talks to
+    it, because the environment says where it is; ``sqs_endpoint.client()`` is a client of boto3,
+    ``sqs_endpoint.url`` the address."""
+    from detent.testing.sqs import serving_sqs
+
+    with serving_sqs() as endpoint:
+        for name, value in endpoint.environment.items():
+            monkeypatch.setenv(name, value)
+        yield endpoint

@@ -52,11 +52,19 @@ DEDUP: Final = "sqs-dedup"
 TRACE: Final = "sqs-trace"
 SENDER: Final = "sqs-sender"
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_NAME: Final = re.compile("[A-Za-z0-9_\u00c0-\u017f-]+([.][A-Za-z0-9_\u00c0-\u017f-]+)*")
+"""SQS takes Latin letters with accents too, though its documentation does not say so."""
+
 _DATA_TYPE: Final = re.compile(r"(String|Number|Binary)(\..+)?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 NOT_XML: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """The characters that XML 1.0 cannot hold, and SQS therefore refuses."""
+
+INVALID_CHARACTERS: Final = (
+    "Invalid characters found. Valid unicode characters are "
+    "#x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF"
+)
+"""What SQS says of them."""
 
 
 class Attribute(NamedTuple):
@@ -89,7 +97,7 @@ def is_text(text: str) -> bool:
 def check_body(body: str) -> bytes:
     """A message's body as bytes, if it has only characters that SQS allows."""
     if not is_text(body):
-        raise Refused(INVALID_CONTENTS, "Invalid binary character was found in the message body; send it as base64.")
+        raise Refused(INVALID_CONTENTS, INVALID_CHARACTERS)
     return body.encode()
 
 
@@ -139,7 +147,7 @@ def _check_value(name: str, attribute: Attribute) -> None:
             f"'{'Binary' if kind == 'Binary' else 'String'}', non-empty, and no other."
         )
     if attribute.text is not None and not is_text(attribute.text):
-        raise Refused(INVALID_CONTENTS, f"Invalid binary character was found in the message attribute '{name}'.")
+        raise invalid_value(INVALID_CHARACTERS)
     if kind == "Number":
         text = attribute.text or ""
         digits = sum(map(str.isdigit, text.lower().partition("e")[0]))
@@ -159,10 +167,14 @@ def check_system(attributes: Attributes) -> str | None:
             raise invalid_value(
                 f"Message system attribute name '{name[:100]}' is invalid; only AWSTraceHeader can be sent."
             )
-        text = attribute.text or ""
-        if attribute.data_type != "String" or not text or not is_text(text) or len(text.encode()) > TRACE_BYTES_MAX:
+        if attribute.data_type != "String" or not is_trace(attribute.text or ""):
             raise invalid_value(f"AWSTraceHeader is a String of 1 to {TRACE_BYTES_MAX} bytes.")
     return attributes["AWSTraceHeader"].text if attributes else None
+
+
+def is_trace(text: str) -> bool:
+    """Whether this can be a trace header."""
+    return bool(text) and is_text(text) and len(text.encode()) <= TRACE_BYTES_MAX
 
 
 def digest(attributes: Attributes) -> str:

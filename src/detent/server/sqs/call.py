@@ -32,14 +32,15 @@ Answer = dict[str, Any] | None
 @dataclass(slots=True)
 class SqsCall:
     """One call: its fields, each of its type, who makes it, what URLs begin with for them, what their SDK calls it and
-    its repetitions (empty if it does not say), and a way to hear that they have gone away. `undo` takes back what the
-    answer gives away."""
+    its repetitions and the trace that it is a part of (both empty if it does not say), and a way to hear that they have
+    gone away. `undo` takes back what the answer gives away."""
 
     action: str
     fields: Fields
     caller: Caller
     base_url: str
     invocation: str
+    trace: str
     gone: Callable[[], Awaitable[None]]
     undo: Callable[[], None] | None = None
 
@@ -105,7 +106,7 @@ def entries_of(call: SqsCall) -> list[Fields]:
         )
     seen: set[str] = set()
     for entry in entries:
-        given = text_of(entry, "Id")
+        given: str = entry.get("Id") or ""
         if not _ENTRY_ID.fullmatch(given):
             raise Refused(
                 INVALID_BATCH_ID,

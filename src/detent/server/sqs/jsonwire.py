@@ -10,7 +10,7 @@ import msgspec
 from detent.server.http import HttpRequest, Response
 from detent.server.sqs import shapes
 from detent.server.sqs.attributes import Attribute
-from detent.server.sqs.errors import INVALID_ACTION, MALFORMED, MISSING_ACTION, TOO_MANY_ENTRIES, Refused
+from detent.server.sqs.errors import INVALID_ACTION, MALFORMED, NO_ACTION, TOO_MANY_ENTRIES, Refused
 from detent.server.sqs.shapes import ACTIONS, Field
 
 TYPE: Final = "application/x-amz-json-1.0"
@@ -37,7 +37,7 @@ def action_of(request: HttpRequest) -> str:
     """Which action a request is for."""
     target = request.headers.get(TARGET, "")
     if not target:
-        raise Refused(MISSING_ACTION, "The request must have the header X-Amz-Target, as in AmazonSQS.SendMessage.")
+        raise Refused(NO_ACTION, "The request must have the header X-Amz-Target, as in AmazonSQS.SendMessage.")
     name = target.removeprefix(TARGET_PREFIX)
     if name not in ACTIONS:
         raise Refused(INVALID_ACTION, f"The action {name[:100]} is not valid for this endpoint.")

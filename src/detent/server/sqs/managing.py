@@ -23,10 +23,13 @@ from detent.server.sqs.errors import (
 from detent.server.sqs.labels import ATTRIBUTE, TAG_KEY_MAX, TAG_VALUE_MAX, TAGS_MAX, tag_label, tag_name, tags_of
 from detent.server.sqs.names import QueuePlace, check_name, is_fifo
 from detent.server.sqs.settings import (
+    DETENT_ALL,
     MODIFIED,
     NAMES,
     Changes,
     SettingsView,
+    bad_policy,
+    is_true,
     new_queue_settings,
     read_allow_policy,
     read_attributes,
@@ -65,12 +68,9 @@ class Managing:
         name, attributes = call.fields["QueueName"], call.fields.get("Attributes", {})
         check_name(name)
         call.caller.require("admin", "queue", name)
-        if is_fifo(name) and attributes.get("FifoQueue") != "true":
-            raise invalid_value(
-                "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length; a name "
-                "that ends in .fifo needs the attribute FifoQueue."
-            )
-        changes = read_attributes(attributes, {}, fifo=is_fifo(name))
+        if is_fifo(name) and not is_true(attributes.get("FifoQueue", "")):
+            raise invalid_value("Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length")
+        changes = read_attributes(name, attributes, None, fifo=is_fifo(name))
         await self._check(call, name, is_fifo(name), changes)
         changes.labels |= _tag_labels(call.fields.get("tags", {}))
         changes.labels[MODIFIED] = str(int(self._clock()))
@@ -103,21 +103,24 @@ class Managing:
             call.caller.require_everywhere("admin")
         if changes.dead_letter:
             call.caller.require("publish", "queue", changes.dead_letter)
-            await self._check_dead_letter(name, fifo, changes.dead_letter)
+            try:
+                await self._check_dead_letter(name, fifo, changes.dead_letter)
+            except _BadTarget as error:
+                raise bad_policy(call.fields["Attributes"]["RedrivePolicy"], str(error)) from error
 
     async def _check_dead_letter(self, source: str, fifo: bool, name: str) -> None:
         try:
             target = await self._directory.look(name)
         except Refused as error:
-            raise _bad_target("Dead letter target does not exist.") from error
+            raise _BadTarget("Dead letter target does not exist.") from error
         if target.is_fifo != fifo:
-            raise _bad_target("Dead-letter queue must be same type of queue as the source.")
+            raise _BadTarget("Dead-letter queue must be same type of queue as the source.")
         policy = target.labels.get(ATTRIBUTE + "RedriveAllowPolicy")
         if policy is None:
             return
         permission, sources = read_allow_policy(policy)
         if permission == "denyAll" or (permission == "byQueue" and source not in sources):
-            raise _bad_target("The dead-letter queue's RedriveAllowPolicy does not allow this source.")
+            raise _BadTarget("The dead-letter queue's RedriveAllowPolicy does not allow this source.")
 
     async def _set_dedup_window(self, changes: Changes) -> None:
         if changes.dedup_window_s is not None:
@@ -151,8 +154,10 @@ class Managing:
         view = await self._directory.look(call.known_queue())
         if not names:
             return {}
-        found = view.attributes(self._place)
-        chosen = found if "All" in names else {name: found[name] for name in names if name in found}
+        own, detents = view.attributes(self._place), view.detent_attributes()
+        found = own | detents
+        chosen = {name: found[name] for name in names if name in found}
+        chosen |= (own if "All" in names else {}) | (detents if DETENT_ALL in names else {})
         return {"Attributes": chosen} if chosen else {}
 
     async def set_attributes(self, call: SqsCall) -> None:
@@ -160,7 +165,7 @@ class Managing:
         name, attributes = call.queue("admin"), call.fields["Attributes"]
         async with self._directory.changing(name):
             view = await self._directory.look(name)
-            changes = read_attributes(attributes, view.labels, fifo=view.is_fifo)
+            changes = read_attributes(name, attributes, view.labels, fifo=view.is_fifo)
             await self._check(call, name, view.is_fifo, changes)
             await self._change(view, changes)
             await self._set_dedup_window(changes)
@@ -175,14 +180,14 @@ class Managing:
             self._directory.forget(view.name)
 
     async def purge(self, call: SqsCall) -> None:
-        """PurgeQueue: what is available or delayed goes at once; what is in flight stays with its holder."""
+        """PurgeQueue: all messages go, those in flight too, and what the queue remembers of deduplication ids."""
         name = call.queue("admin")
         await self._directory.look(name)
         if name in self._purging:
             raise Refused(PURGE_IN_PROGRESS, f"Only one PurgeQueue operation on {name} is allowed at a time.")
         self._purging.add(name)
         try:
-            await self._store.queue(name).purge()
+            await self._store.queue(name).purge(in_flight=True, keys=True)
         finally:
             self._purging.discard(name)
 
@@ -211,7 +216,7 @@ class Managing:
             view = await self._directory.look(name)
             if len(tags_of(view.labels | labels)) > TAGS_MAX:
                 raise invalid_value(f"A queue has at most {TAGS_MAX} tags.")
-            await self._change(view, Changes(labels=dict(labels)))
+            await self._change(view, Changes(name, labels=dict(labels)))
 
     async def untag(self, call: SqsCall) -> None:
         """UntagQueue."""
@@ -220,7 +225,7 @@ class Managing:
             raise missing("TagKeys")
         async with self._directory.changing(name):
             view = await self._directory.look(name)
-            await self._change(view, Changes(labels={tag_name(key): None for key in keys}))
+            await self._change(view, Changes(name, labels={tag_name(key): None for key in keys}))
 
     async def permission(self, call: SqsCall) -> None:
         """AddPermission and RemovePermission, which have no meaning here."""
@@ -230,8 +235,8 @@ class Managing:
         )
 
 
-def _bad_target(reason: str) -> Refused:
-    return invalid_value(f"Value for parameter RedrivePolicy is invalid. Reason: {reason}")
+class _BadTarget(Exception):
+    """Why a queue cannot be the dead-letter queue of another one."""
 
 
 def _tag_labels(tags: dict[str, str]) -> dict[str, str]:
@@ -248,7 +253,7 @@ def _tag_labels(tags: dict[str, str]) -> dict[str, str]:
 
 
 def _check_same(view: SettingsView, attributes: dict[str, str], place: QueuePlace) -> None:
-    known = view.attributes(place)
+    known = view.attributes(place) | view.detent_attributes()
     for name, value in attributes.items():
         if not same(name, value, known.get(name)):
             raise Refused(

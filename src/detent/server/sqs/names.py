@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from detent.errors import Invalid
 from detent.queue.message import Receipt
-from detent.server.sqs.errors import INVALID_ADDRESS, INVALID_HANDLE, Refused, invalid_value
+from detent.server.sqs.errors import INVALID_ADDRESS, INVALID_HANDLE, Refused, invalid_value, no_queue
 
 NAME_MAX: Final = 80
 """The longest name of a queue in SQS, the suffix .fifo included."""
@@ -50,10 +50,7 @@ def is_name(queue: str) -> bool:
 def check_name(queue: str) -> None:
     """Refuse what cannot be the name of a queue."""
     if not is_name(queue):
-        raise invalid_value(
-            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length"
-            " (and it does not begin with a hyphen here; a FIFO queue's name ends in .fifo)"
-        )
+        raise invalid_value("Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length")
 
 
 def check_token(text: str, parameter: str) -> None:
@@ -66,25 +63,32 @@ def check_token(text: str, parameter: str) -> None:
 
 
 def queue_of_url(url: str) -> str:
-    """The queue that a URL names: the last part of its path, whatever the host and the account."""
+    """The queue that a URL names: the last part of its path, whatever the host, the region and the account."""
     try:
         path = urlsplit(url).path
     except ValueError as error:
         raise Refused(INVALID_ADDRESS, f"The address {url[:200]} is not valid for this endpoint.") from error
+    if not path.strip("/"):
+        raise no_queue()
     name = path.rstrip("/").rpartition("/")[2]
     if not is_name(name):
         raise Refused(INVALID_ADDRESS, f"The address {url[:200]} is not valid for this endpoint.")
     return name
 
 
+def is_queue_arn(arn: str) -> bool:
+    """Whether an ARN names a queue."""
+    parts = arn.split(":")
+    return len(parts) == 6 and parts[0] == "arn" and parts[2] == "sqs" and is_name(parts[5])
+
+
 def queue_of_arn(arn: str, parameter: str) -> str:
     """The queue that an ARN names."""
-    parts = arn.split(":")
-    if len(parts) != 6 or parts[0] != "arn" or parts[2] != "sqs" or not is_name(parts[5]):
+    if not is_queue_arn(arn):
         raise invalid_value(
             f"Value {arn[:200]} for parameter {parameter} is invalid. Reason: it is not an ARN of a queue."
         )
-    return parts[5]
+    return arn.rpartition(":")[2]
 
 
 def base_url(scheme: str, host: str | None, place: QueuePlace) -> str:

@@ -17,7 +17,7 @@ from detent.server.access import Caller
 from detent.server.http import HttpRequest, Response
 from detent.server.keys import Unauthenticated
 from detent.server.sigv4 import is_signed
-from detent.server.sqs import jsonwire, querywire
+from detent.server.sqs import attributes, jsonwire, querywire
 from detent.server.sqs.call import Answer, Fields, SqsCall, missing
 from detent.server.sqs.directory import Directory
 from detent.server.sqs.errors import (
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 BODY_BYTES_MAX: Final = 8 << 20
 """A batch of 1 MiB in which every character is escaped, and some more."""
 
-_PATH: Final = re.compile(r"/(\d{12}/[^/]{1,100}/?)?")
+_PATH: Final = re.compile(r"/((queue/[a-z0-9-]{1,40}/)?\d{12}/[^/]{1,100}/?)?")
+"""Where SQS clients send forms: the root, and queues, under an account and perhaps a region."""
 
 _INVOCATION: Final = re.compile(r"[A-Za-z0-9-]{8,64}")
 
@@ -115,7 +116,9 @@ class SqsPart:
             return False
         if request.method == "POST":
             return request.content_type in {querywire.FORM_TYPE, jsonwire.TYPE}
-        return request.method in {"GET", "HEAD"} and b"Action=" in request.raw_query
+        if request.method not in {"GET", "HEAD"}:
+            return False
+        return b"Action=" in request.raw_query or request.path != "/"
 
     async def answer(self, request: HttpRequest, caller: Caller) -> Response:
         """Answer a request in the protocol that it came in."""
@@ -128,10 +131,11 @@ class SqsPart:
                 fields = jsonwire.read(action, body)
                 return await self._run(action, fields, request, caller, partial(jsonwire.answer, request_id=request_id))
             form = querywire.read_form(request, body)
-            action = querywire.action_of(form)
+            action = querywire.action_of(form, request.path)
             _check_method(request, action)
             fields = querywire.read(action, form, request.path)
-            words = partial(querywire.answer, action, request_id=request_id)
+            as_json = querywire.wants_json(request)
+            words = partial(querywire.answer, action, request_id=request_id, as_json=as_json)
             return await self._run(action, fields, request, caller, words)
         except DetentError as error:
             return _refuse(request, rights.told(caller, error), request_id)
@@ -160,7 +164,8 @@ class SqsPart:
                 raise missing(name)
         base = base_url(request.scope.get("scheme", "http"), request.headers.get("host"), self._place)
         request.operation = action
-        call = SqsCall(action, fields, caller, base, _invocation(request), partial(self._gone, request))
+        gone = partial(self._gone, request)
+        call = SqsCall(action, fields, caller, base, _invocation(request), _trace(request), gone)
         result = await self._handlers[action](call)
         try:
             response = words(result if spec.answers else None)
@@ -187,6 +192,12 @@ def _invocation(request: HttpRequest) -> str:
     return given if _INVOCATION.fullmatch(given) else ""
 
 
+def _trace(request: HttpRequest) -> str:
+    """The trace that a call is a part of."""
+    given = request.headers.get("x-amzn-trace-id", "")
+    return given if attributes.is_trace(given) else ""
+
+
 def _check_method(request: HttpRequest, action: str) -> None:
     """Any page in a browser can have it send a GET: so none changes anything. (SQS itself takes all actions by GET.)"""
     if request.method == "POST" or (request.method == "GET" and action in READS):
@@ -210,4 +221,4 @@ def _refuse(request: HttpRequest, error: DetentError, request_id: str) -> Respon
     known = _unauthenticated(request, error) if isinstance(error, Unauthenticated) else refused(error)
     if _is_json(request):
         return jsonwire.refuse(known, request_id)
-    return querywire.refuse(known, request_id)
+    return querywire.refuse(known, request_id, querywire.wants_json(request))

@@ -1,4 +1,4 @@
-"""The older of SQS's two protocols: forms in, XML out. No XML is ever read."""
+"""The older of SQS's two protocols: forms in, XML out, or JSON for those who accept that. No XML is ever read."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from base64 import b64encode
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+import msgspec
+
 from detent.server.http import HttpRequest, Response
 from detent.server.sqs import shapes
 from detent.server.sqs.attributes import NOT_XML, Attribute
-from detent.server.sqs.errors import INVALID_ACTION, MISSING_ACTION, Refused
+from detent.server.sqs.errors import INVALID_ACTION, NO_ACTION, NO_QUEUE, Refused
 from detent.server.sqs.jsonwire import NUMBER_MAX, binary, malformed
 from detent.server.sqs.shapes import ACTIONS, XML_LISTS, XML_MAPS, Field
 
 TYPE: Final = "text/xml"
+JSON_TYPE: Final = "application/json"
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
+NOT_OF_QUEUES: Final = frozenset({"CreateQueue", "ListQueues"})
 NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
 FIELDS_MAX: Final = 2_000
 """A full batch has ten entries of at most ten attributes of three fields each, and some more."""
@@ -59,12 +63,12 @@ def _pairs(text: bytes) -> dict[str, str]:
     return fields
 
 
-def action_of(form: dict[str, str]) -> str:
-    """Which action a form is for."""
+def action_of(form: dict[str, str], path: str) -> str:
+    """Which action a form is for; at a queue's address it is one about that queue."""
     name = form.get("Action", "")
     if not name:
-        raise Refused(MISSING_ACTION, "The request must contain the parameter Action.")
-    if name not in ACTIONS:
+        raise Refused(NO_ACTION, "The request must contain the parameter Action.")
+    if name not in ACTIONS or (name in NOT_OF_QUEUES and path.strip("/")):
         raise Refused(INVALID_ACTION, f"The action {name[:100]} is not valid for this endpoint.")
     return name
 
@@ -163,26 +167,64 @@ def _attribute(tree: Tree) -> Attribute:
 # -- answers ----------------------------------------------------------------------------------------------------
 
 
-def answer(action: str, result: dict[str, Any] | None, request_id: str) -> Response:
+def wants_json(request: HttpRequest) -> bool:
+    """Whether the caller would rather have JSON."""
+    return request.headers.get("accept", "").partition(";")[0].strip().lower() == JSON_TYPE
+
+
+def answer(action: str, result: dict[str, Any] | None, request_id: str, as_json: bool) -> Response:
     """What an action answers."""
+    headers = {"x-amzn-requestid": request_id}
+    if as_json:
+        told = {} if result is None else {f"{action}Result": _listed(result)}
+        told["ResponseMetadata"] = {"RequestId": request_id}
+        return Response(_encode({f"{action}Response": told}), type=JSON_TYPE, headers=headers)
     out = [f'<?xml version="1.0"?><{action}Response xmlns="{NAMESPACE}">']
-    if result is not None:
+    if result:
         out.append(f"<{action}Result>")
         _write(out, result, action)
         out.append(f"</{action}Result>")
+    elif result is not None:
+        out.append(f"<{action}Result/>")
     out.append(f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata></{action}Response>")
-    return Response("".join(out).encode(), type=TYPE, headers={"x-amzn-requestid": request_id})
+    return Response("".join(out).encode(), type=TYPE, headers=headers)
 
 
-def refuse(error: Refused, request_id: str) -> Response:
+def refuse(error: Refused, request_id: str, as_json: bool) -> Response:
     """An error."""
-    fault = error.fault
+    fault, headers = error.fault, {"x-amzn-requestid": request_id}
     side = "Sender" if fault.by_sender else "Receiver"
-    body = (
+    message = _WSDL if fault is NO_QUEUE else error.message
+    if as_json:
+        told = {"Code": fault.code, "Message": message, "Type": side, "Detail": None}
+        body = _encode({"Error": told, "RequestId": request_id})
+        return Response(body, status=fault.status, type=JSON_TYPE, headers=headers)
+    text = (
         f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{side}</Type><Code>{fault.code}</Code>'
-        f"<Message>{escape(error.message)}</Message><Detail/></Error><RequestId>{request_id}</RequestId></ErrorResponse>"
+        f"<Message>{escape(message)}</Message><Detail/></Error><RequestId>{request_id}</RequestId></ErrorResponse>"
     )
-    return Response(body.encode(), status=fault.status, type=TYPE, headers={"x-amzn-requestid": request_id})
+    if fault is NO_ACTION:  # SQS says nothing more, because it does not know the operation that an error would be of
+        text = "<UnknownOperationException/>"
+    return Response(text.encode(), status=fault.status, type=TYPE, headers=headers)
+
+
+_WSDL: Final = "The specified queue does not exist for this wsdl version."
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def _listed(result: dict[str, Any]) -> dict[str, Any]:
+    """An answer as JSON: like the XML, with maps as lists of their pairs."""
+    found: dict[str, Any] = {}
+    for name, value in result.items():
+        if name in XML_MAPS:
+            _, key_name, value_name = XML_MAPS[name]
+            pairs = value.items()
+            found[name] = [{key_name: key, value_name: _listed(x) if type(x) is dict else x} for key, x in pairs]
+        elif type(value) is list:
+            found[name] = [_listed(item) if type(item) is dict else item for item in value]
+        else:
+            found[name] = value
+    return found
 
 
 def escape(text: str) -> str:

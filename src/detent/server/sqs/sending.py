@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hashlib import md5, sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from detent import spans
 from detent.errors import DetentError, Invalid
 from detent.queue import calls
 from detent.queue import operations as ops
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 DELAY_S_MAX: Final = 900
 SENDER_MAX: Final = 128
 """Characters of a sender's name that travel with each message."""
+
+NO_DEDUP_ID: Final = (
+    "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
+)
 
 DEDUP_ATTRIBUTE: Final = "DetentDedupKey"
 """The message attribute that gives a message of a standard queue a dedup key."""
@@ -52,7 +57,7 @@ class SendCall:
         """SendMessage."""
         view = await self._directory.find(call.queue("publish"))
         check_order(view)
-        letter = _letter(view, call.fields, call.caller.name, call.invocation)
+        letter = _letter(view, call.fields, call.caller.name, call.invocation, call.trace)
         published = await self._publish(view, [letter])
         return _sent(view, letter, published[0])
 
@@ -61,6 +66,8 @@ class SendCall:
         view = await self._directory.find(call.queue("publish"))
         check_order(view)
         entries = entries_of(call)
+        if view.is_fifo:
+            _check_fifo_entries(view, entries)
         outcomes: list[Any] = [_try_letter(view, entry, call) for entry in entries]
         letters = [outcome for outcome in outcomes if isinstance(outcome, SentMessage)]
         size = sum(map(_size, entries))  # of all of them: what is refused singly was sent as well
@@ -113,7 +120,7 @@ def _operation(view: SettingsView, letters: list[SentMessage]) -> ops.Publish:
     keys = [letter.dedup_key for letter in letters]
     return ops.Publish(
         bodies=[letter.content for letter in letters],
-        headers=[letter.headers for letter in letters],
+        headers=[dict(spans.with_trace(letter.headers) or {}) for letter in letters],
         delay_ms=letters[0].delay_ms,
         retention_s=view.retention_s,
         dedup_keys=None if all(key is None for key in keys) else keys,
@@ -129,10 +136,19 @@ def _sent(view: SettingsView, letter: SentMessage, published: Published) -> dict
     return answer
 
 
+def _check_fifo_entries(view: SettingsView, entries: list[Fields]) -> None:
+    """A batch in which the order of a message or its duplicates are not told apart is refused whole, as in SQS."""
+    for entry in entries:
+        if not entry.get("MessageGroupId"):
+            raise missing("MessageGroupId")
+        if not entry.get("MessageDeduplicationId") and not view.content_dedup:
+            raise invalid_value(NO_DEDUP_ID)
+
+
 def _try_letter(view: SettingsView, entry: Fields, call: SqsCall) -> SentMessage | Refused:
     invocation = call.invocation and f"{call.invocation}-{entry['Id']}"
     try:
-        return _letter(view, entry, call.caller.name, invocation)
+        return _letter(view, entry, call.caller.name, invocation, call.trace)
     except DetentError as error:
         return refused(error)
 
@@ -145,9 +161,11 @@ def _size(fields: Fields) -> int:
     )
 
 
-def _letter(view: SettingsView, fields: Fields, sender: str, invocation: str) -> SentMessage:
+def _letter(view: SettingsView, fields: Fields, sender: str, invocation: str, trace: str = "") -> SentMessage:
     body = attributes.check_body(text_of(fields, "MessageBody"))
     headers = {ADDRESS: view.name, SENDER: sender[:SENDER_MAX]}
+    if trace:
+        headers[TRACE] = trace
     digests = {"MD5OfMessageBody": md5(body, usedforsecurity=False).hexdigest()}
     system = fields.get("MessageSystemAttributes")
     if system:
@@ -160,8 +178,7 @@ def _letter(view: SettingsView, fields: Fields, sender: str, invocation: str) ->
     size = _size(fields)
     if size > view.message_bytes_max:
         raise invalid_value(
-            "One or more parameters are invalid. Reason: Message must be shorter than "
-            f"{view.message_bytes_max} bytes; this one has {size}."
+            f"One or more parameters are invalid. Reason: Message must be shorter than {view.message_bytes_max} bytes."
         )
     delay_s = number_of(fields, "DelaySeconds", 0, DELAY_S_MAX)
     key = _fifo_key(view, fields, body, delay_s, headers) if view.is_fifo else _standard_key(fields, given, headers)
@@ -186,10 +203,7 @@ def _fifo_key(view: SettingsView, fields: Fields, body: bytes, delay_s: int | No
     elif view.content_dedup:
         dedup = sha256(body).hexdigest()
     else:
-        raise invalid_value(
-            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
-            "explicitly"
-        )
+        raise invalid_value(NO_DEDUP_ID)
     headers[GROUP], headers[DEDUP] = group, dedup
     # Within a group, both together name the message; their digest fits into a dedup key, which they need not.
     return sha256(f"{len(group)} {group} {dedup}".encode()).hexdigest() if view.group_dedup else str(dedup)
@@ -197,7 +211,7 @@ def _fifo_key(view: SettingsView, fields: Fields, body: bytes, delay_s: int | No
 
 def _standard_key(fields: Fields, given: attributes.Attributes | None, headers: dict[str, str]) -> str | None:
     group = fields.get("MessageGroupId")
-    if group:
+    if group is not None:
         check_token(group, "MessageGroupId")
         headers[GROUP] = group
     if fields.get("MessageDeduplicationId"):
@@ -214,6 +228,6 @@ def _standard_key(fields: Fields, given: attributes.Attributes | None, headers: 
 
 def _wrong_queue_type(name: str, value: object) -> Refused:
     return invalid_value(
-        f"Value {str(value)[:200]} for parameter {name} is invalid. Reason: The request includes a parameter that is "
+        f"Value {str(value)[:200]} for parameter {name} is invalid. Reason: The request include parameter that is "
         "not valid for this queue type."
     )

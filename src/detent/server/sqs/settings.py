@@ -19,7 +19,7 @@ from detent.server.sqs.errors import (
     invalid_value,
 )
 from detent.server.sqs.labels import ATTRIBUTE, Labels
-from detent.server.sqs.names import QueuePlace, is_fifo, queue_of_arn
+from detent.server.sqs.names import QueuePlace, is_fifo, is_queue_arn, queue_of_arn
 from detent.settings.queue import QUEUE
 from detent.settings.setting import Flag, Milliseconds, Number, Seconds, Setting, Text
 
@@ -40,9 +40,12 @@ KEPT_NUMBERS: Final = {
 }
 """Numbers that Detent's queues do not have, with their range and what they are unless said."""
 
+SSE: Final = "SqsManagedSseEnabled"
+CONTENT_DEDUP: Final = "ContentBasedDeduplication"
+SCOPE: Final = "DeduplicationScope"
 FIFO_CHOICES: Final = {
-    "ContentBasedDeduplication": ("false", "true"),
-    "DeduplicationScope": ("queue", "messageGroup"),
+    CONTENT_DEDUP: ("false", "true"),
+    SCOPE: ("queue", "messageGroup"),
     "FifoThroughputLimit": ("perQueue", "perMessageGroupId"),
 }
 """What only FIFO queues have, its values, the first of which it has unless said."""
@@ -63,6 +66,9 @@ COUNTS: Final = (
 )
 """What can be asked for and not set."""
 
+DETENT_ALL: Final = "DetentAll"
+"""Asks for the attributes that SQS does not have."""
+
 RETRIES: Final = "DetentDedupRetries"
 """Whether a call that an SDK repeats, because it heard no answer, sends its messages once."""
 
@@ -75,7 +81,8 @@ NAMES: Final = frozenset(
         "RedriveAllowPolicy",
         "FifoQueue",
         "KmsMasterKeyId",
-        "SqsManagedSseEnabled",
+        SSE,
+        DETENT_ALL,
         "DetentDedupWindow",
         RETRIES,
         *KEPT_NUMBERS,
@@ -86,6 +93,13 @@ NAMES: Final = frozenset(
 )
 
 MODIFIED: Final = ATTRIBUTE + "LastModifiedTimestamp"
+FIRST_SCOPE: Final = ATTRIBUTE + "FirstDeduplicationScope"
+"""The scope that a queue was made with. As in SQS, it is the one that counts, whatever the attribute says later: else
+the ids that are remembered would mean nothing after a change, and a duplicate would be taken for new."""
+
+OWN_DEAD_LETTER: Final = ATTRIBUTE + "OwnDeadLetter"
+"""The `maxReceiveCount` of a queue that is its own dead-letter queue: its messages stay, and are received again."""
+
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 
 
@@ -120,8 +134,8 @@ class SettingsView:
             retention_s=numbers[RETENTION],
             message_bytes_max=numbers["MaximumMessageSize"],
             wait_s=numbers["ReceiveMessageWaitTimeSeconds"],
-            content_dedup=labels.get(ATTRIBUTE + "ContentBasedDeduplication") == "true",
-            group_dedup=labels.get(ATTRIBUTE + "DeduplicationScope") == "messageGroup",
+            content_dedup=labels.get(ATTRIBUTE + CONTENT_DEDUP) == "true",
+            group_dedup=labels.get(FIRST_SCOPE, labels.get(ATTRIBUTE + SCOPE)) == "messageGroup",
             retry_dedup=labels.get(ATTRIBUTE + RETRIES) == "true",
             info=info,
             labels=labels,
@@ -131,7 +145,7 @@ class SettingsView:
     @property
     def dead_letter(self) -> str:
         """The queue to which messages go that were received too often; none if empty."""
-        return self.info.dead_letter
+        return self.info.dead_letter or (self.name if OWN_DEAD_LETTER in self.labels else "")
 
     @property
     def lacks_order(self) -> bool:
@@ -144,7 +158,7 @@ class SettingsView:
         return self.info.available + self.info.blocked - self.info.blocked_delayed
 
     def attributes(self, place: QueuePlace) -> dict[str, str]:
-        """All attributes, as SQS writes them."""
+        """All attributes that SQS has, as it writes them."""
         info, labels = self.info, self.labels
         lease_ms = info.lease // timedelta(milliseconds=1)
         found = {name: str(_kept_number(labels, name)) for name in KEPT_NUMBERS if name[:3] != "Kms"}
@@ -156,19 +170,21 @@ class SettingsView:
             "CreatedTimestamp": str(int(info.created.timestamp())),
             "LastModifiedTimestamp": labels.get(MODIFIED, str(int(info.created.timestamp()))),
             "QueueArn": place.arn(self.name),
-            "SqsManagedSseEnabled": "false",
+            SSE: labels.get(ATTRIBUTE + SSE, "true"),
         }
         if self.dead_letter:
-            policy = {"deadLetterTargetArn": place.arn(self.dead_letter), "maxReceiveCount": info.max_attempts}
+            count = int(labels.get(OWN_DEAD_LETTER, info.max_attempts))
+            policy = {"deadLetterTargetArn": place.arn(self.dead_letter), "maxReceiveCount": count}
             found["RedrivePolicy"] = msgspec.json.encode(policy).decode()
         if ATTRIBUTE + "RedriveAllowPolicy" in labels:
             found["RedriveAllowPolicy"] = labels[ATTRIBUTE + "RedriveAllowPolicy"]
         if self.is_fifo:
             found["FifoQueue"] = "true"
             found |= {name: labels.get(ATTRIBUTE + name, FIFO_CHOICES[name][0]) for name in FIFO_CHOICES}
-        return found | self._detent_attributes()
+        return found
 
-    def _detent_attributes(self) -> dict[str, str]:
+    def detent_attributes(self) -> dict[str, str]:
+        """What Detent's queues have beyond SQS."""
         shown = {name: getattr(self.info, setting.shown_as) for name, setting in OWN.items()}
         return {
             **{name: _text(value) for name, value in shown.items() if value is not None},
@@ -191,8 +207,9 @@ def _kept_number(labels: Labels, name: str) -> int:
 
 @dataclass(slots=True)
 class Changes:
-    """What attributes ask for: settings of Detent's queue, labels (None takes one away), and things to check."""
+    """What attributes ask of a queue: Detent's settings, labels (None takes one away), and things to check."""
 
+    queue: str
     settings: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str | None] = field(default_factory=dict)
     dead_letter: str = ""
@@ -205,14 +222,20 @@ class Changes:
         return {name: value for name, value in changed.items() if value is not None}
 
 
-def read_attributes(attributes: dict[str, str], known: Labels, *, fifo: bool) -> Changes:
-    """Attributes that a caller sets on a queue with these labels, a FIFO queue or a standard one; refused if SQS would,
-    or if a queue here cannot do what they say."""
-    changes = Changes()
+def read_attributes(queue: str, attributes: dict[str, str], known: Labels | None, *, fifo: bool) -> Changes:
+    """Attributes that a caller sets on a queue with these labels (None: it is new), a FIFO queue or a standard one;
+    refused if SQS would, or if a queue here cannot do what they say."""
+    changes = Changes(queue)
     for name, value in attributes.items():
-        _read_one(changes, name, value, fifo)
-    labels = changes.laid_over(known)
-    by_group = labels.get(ATTRIBUTE + "DeduplicationScope") == "messageGroup"
+        if name == "FifoQueue":
+            _check_fifo(value, fifo, is_new=known is None)
+        else:
+            _read_one(changes, name, value, fifo)
+    labels = changes.laid_over(known or {})
+    if fifo:
+        first = labels if known is None else known
+        changes.labels[FIRST_SCOPE] = labels.get(FIRST_SCOPE) or first.get(ATTRIBUTE + SCOPE, FIFO_CHOICES[SCOPE][0])
+    by_group = labels.get(ATTRIBUTE + SCOPE) == "messageGroup"
     if labels.get(ATTRIBUTE + "FifoThroughputLimit") == "perMessageGroupId" and not by_group:
         raise _bad("FifoThroughputLimit", "perMessageGroupId needs the DeduplicationScope messageGroup")
     if changes.dead_letter and "DetentMaxAttempts" in attributes:
@@ -221,27 +244,31 @@ def read_attributes(attributes: dict[str, str], known: Labels, *, fifo: bool) ->
 
 
 def _read_one(changes: Changes, name: str, value: str, fifo: bool) -> None:
-    if name in COUNTS or name not in NAMES or name == "All":
+    if name in COUNTS or name not in NAMES or name in {"All", DETENT_ALL}:
         raise Refused(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name[:100]}.")
     if not is_text(value):
         raise _bad(name, "it has characters that XML cannot hold")
     if name in KEPT_NUMBERS:
         low, high, _ = KEPT_NUMBERS[name]
-        number = _number(name, value, low, high)
+        number = _sqs_number(name, value, low, high)
         changes.labels[ATTRIBUTE + name] = str(number)
         if name == RETENTION:
             changes.settings["dead_letter_retention"] = timedelta(seconds=number)
     elif name == "VisibilityTimeout":
         # A lease lasts a millisecond at least: as good as the zero that SQS allows.
-        changes.settings["lease"] = timedelta(milliseconds=max(1, 1000 * _number(name, value, 0, 43_200)))
+        changes.settings["lease"] = timedelta(milliseconds=max(1, 1000 * _sqs_number(name, value, 0, 43_200)))
     elif name in FIFO_CHOICES:
         if not fifo:
-            raise Refused(INVALID_ATTRIBUTE_NAME, f"Unknown Attribute {name}: it is for FIFO queues.")
-        if value not in FIFO_CHOICES[name]:
-            raise _bad(name, f"it is one of {', '.join(FIFO_CHOICES[name])}")
-        changes.labels[ATTRIBUTE + name] = value
-    elif name == "FifoQueue":
-        _check_fifo(value, fifo)
+            only = name == CONTENT_DEDUP
+            why = (
+                f"Unknown Attribute {name}."
+                if only
+                else f"You can specify the {name} only when FifoQueue is set to true."
+            )
+            raise Refused(INVALID_ATTRIBUTE_NAME, why)
+        changes.labels[ATTRIBUTE + name] = _choice(name, value)
+    elif name == SSE:
+        changes.labels[ATTRIBUTE + name] = str(_truth(name, value)).lower() if value else None
     elif name == "RedrivePolicy":
         _read_redrive_policy(changes, value)
     elif name == "RedriveAllowPolicy":
@@ -254,50 +281,76 @@ def _read_one(changes: Changes, name: str, value: str, fifo: bool) -> None:
         _refuse_security(name, value)
 
 
-def _check_fifo(value: str, fifo: bool) -> None:
-    if value != "true":
-        if fifo:
-            raise _bad("FifoQueue", "Modifying queue type is not supported")
-        raise Refused(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue: a queue that is none leaves it out.")
-    if not fifo:
+def _choice(name: str, value: str) -> str:
+    """One of the values that an attribute of FIFO queues can have; those that say yes or no in any case."""
+    chosen = value.lower() if name == CONTENT_DEDUP else value
+    if chosen not in FIFO_CHOICES[name]:
+        raise _invalid_value(name)
+    return chosen
+
+
+def is_true(value: str) -> bool:
+    """Whether an attribute says yes, in whatever case."""
+    return value.lower() == "true"
+
+
+def _check_fifo(value: str, fifo: bool, *, is_new: bool) -> None:
+    """A queue is a FIFO queue or is not from the first, and by its name."""
+    if fifo and not is_true(value):
+        raise _bad("FifoQueue", "Modifying queue type is not supported")
+    if not fifo and is_new and is_true(value):
         raise invalid_value(
             "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end with "
             ".fifo suffix and be 1 to 80 in length."
         )
+    if not fifo:
+        raise Refused(INVALID_ATTRIBUTE_NAME, "Unknown Attribute FifoQueue.")
 
 
 def _refuse_security(name: str, value: str) -> None:
-    """Policies and encryption are promises that this server would not keep: they are refused, not stored."""
-    if value in {"", "false"}:
+    """Policies and keys of KMS are promises that this server would not keep: they are refused, not stored."""
+    if not value:
         return
     instead = {
         "Policy": "who may do what is said by the server's own credentials and their grants",
         "KmsMasterKeyId": "encrypt the disk under the store",
-        "SqsManagedSseEnabled": "encrypt the disk under the store",
     }[name]
     raise Refused(UNSUPPORTED, f"The attribute {name} is not supported here: {instead}.")
 
 
 def _read_redrive_policy(changes: Changes, value: str) -> None:
-    if not value:
-        changes.settings |= {"dead_letter": "", "max_attempts": 0}
-        return
-    target, count = _redrive_policy(value)
+    target, count = _redrive_policy(value) if value else ("", 0)
+    changes.labels[OWN_DEAD_LETTER] = None
+    if target == changes.queue:
+        changes.labels[OWN_DEAD_LETTER] = str(count)
+        target, count = "", 0
     changes.dead_letter = target
     changes.settings |= {"dead_letter": target, "max_attempts": count}
 
 
 def _redrive_policy(value: str) -> tuple[str, int]:
     """A RedrivePolicy: the dead-letter queue, and how often a message is received before it goes there."""
-    policy = _json("RedrivePolicy", value)
-    target, count = policy.get("deadLetterTargetArn"), policy.get("maxReceiveCount", 10)
-    if type(target) is not str:
-        raise _bad("RedrivePolicy", "deadLetterTargetArn is the ARN of a queue")
+    try:
+        policy = msgspec.json.decode(value, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_policy(value, "Redrive policy is not a valid JSON map.") from error
+    for name in ("deadLetterTargetArn", "maxReceiveCount"):
+        if policy.get(name) is None:
+            raise bad_policy(value, f"Redrive policy does not contain mandatory attribute: {name}.")
+    target, count = policy["deadLetterTargetArn"], policy["maxReceiveCount"]
+    if type(target) is not str or not is_queue_arn(target):
+        raise bad_policy(value, "Invalid value for deadLetterTargetArn.")
     if type(count) is str and _NUMBER.fullmatch(count):
         count = int(count)
     if type(count) is not int or not 1 <= count <= RECEIVES_MAX:
-        raise _bad("RedrivePolicy", f"maxReceiveCount is a number from 1 to {RECEIVES_MAX}")
+        wanted = f"valid values are from 1 to {RECEIVES_MAX} both inclusive."
+        raise bad_policy(value, f"Invalid value for maxReceiveCount: {str(count)[:100]}, {wanted}")
     return queue_of_arn(target, "RedrivePolicy"), count
+
+
+def bad_policy(value: str, reason: str) -> Refused:
+    """A RedrivePolicy that SQS refuses."""
+    return invalid_value(f"Value {value[:1000]} for parameter RedrivePolicy is invalid. Reason: {reason}")
 
 
 def read_allow_policy(value: str) -> tuple[str, list[str]]:
@@ -336,9 +389,9 @@ def _own(name: str, setting: Setting, value: str) -> Any:
 
 
 def _truth(name: str, value: str) -> bool:
-    if value not in {"true", "false"}:
+    if value.lower() not in {"true", "false"}:
         raise _bad(name, "it is true or false")
-    return value == "true"
+    return is_true(value)
 
 
 def new_queue_settings(queue: str) -> dict[str, Any]:
@@ -347,7 +400,7 @@ def new_queue_settings(queue: str) -> dict[str, Any]:
     found: dict[str, Any] = {"max_attempts": 0, "lease": "30s", "backoff": "0s", "done_retention": "0s"}
     found["dead_letter_retention"] = timedelta(seconds=KEPT_NUMBERS[RETENTION][2])
     if is_fifo(queue):
-        found["group_header"] = GROUP
+        found["group_header"], found["group_overlap"] = GROUP, True
     return found
 
 
@@ -362,7 +415,7 @@ def same(name: str, given: str, known: str | None) -> bool:
         return first == second and set(sources) == set(others)
     if _NUMBER.fullmatch(given) and _NUMBER.fullmatch(known):
         return int(given) == int(known)
-    return given == known
+    return (given.lower() if known in {"true", "false"} else given) == known
 
 
 def _json(name: str, value: str) -> dict[str, Any]:
@@ -376,6 +429,17 @@ def _number(name: str, value: str, low: int, high: int) -> int:
     if not _NUMBER.fullmatch(value) or not low <= int(value) <= high:
         raise _bad(name, f"it is a number from {low} to {high}")
     return int(value)
+
+
+def _sqs_number(name: str, value: str, low: int, high: int) -> int:
+    """A number of SQS's own, refused in its words."""
+    if not _NUMBER.fullmatch(value) or not low <= int(value) <= high:
+        raise _invalid_value(name)
+    return int(value)
+
+
+def _invalid_value(name: str) -> Refused:
+    return Refused(INVALID_ATTRIBUTE_VALUE, f"Invalid value for the parameter {name}.")
 
 
 def _bad(name: str, reason: str) -> Refused:

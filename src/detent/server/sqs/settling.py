@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 GIVEN_BACK: Final = "given back with a visibility timeout of 0"
 HELD_AGAIN: Final = frozenset({"in flight", "assigned"})
-FAILED: Final = "failed"
 DONE: Final = "done"
 DEAD_LETTERS_MAX: Final = 10
 """How far a message is looked for from dead-letter queue to dead-letter queue."""
@@ -89,10 +88,9 @@ class Settling:
             return  # deleted before, or its retention is over: there is nothing left to delete
         if here in HELD_AGAIN and not view.is_fifo:
             return  # another consumer has it now, and SQS says nothing
-        what = "was given up" if here in {None, FAILED} else "is given out again"
         raise invalid_value(
             f"Value {receipt_handle(receipt)} for parameter ReceiptHandle is invalid. Reason: The receipt handle has "
-            f"expired: the message was not deleted, and {what}. Use a longer visibility timeout."
+            "expired."
         )
 
     async def _dead_letters(self, view: SettingsView) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import DateType, IntegerType, LongType, StructField, StructType
 from sqlalchemy import select
@@ -37,6 +38,14 @@ UPDATES = StructType([StructField("id", LongType()), StructField("at", LongType(
 
 MERGING: dict[str, Any] = {"merge_on": ["id"], "newest_by": "at"}
 NUMBERS = itertools.count(1)
+
+KINDS = [
+    pytest.param(("delta", "local"), id="delta"),
+    pytest.param(("delta", "s3"), id="delta-s3", marks=pytest.mark.s3),
+    pytest.param(("iceberg", "local"), id="iceberg"),
+    pytest.param(("iceberg", "s3"), id="iceberg-s3", marks=pytest.mark.s3),
+]
+"""The formats, each on a disk and in a bucket."""
 
 
 class Lake:

@@ -18,16 +18,9 @@ from detent.errors import Invalid, LimitExceeded, ShardsLost, Unavailable
 from detent.ingest import commit_lake
 from detent.tables import maintenance
 from detent.tables.delta import DeltaPlace
-from lakeworld import Lake
+from lakeworld import KINDS, Lake
 
 pytestmark = pytest.mark.xdist_group("s3")
-
-KINDS = [
-    pytest.param(("delta", "local"), id="delta"),
-    pytest.param(("delta", "s3"), id="delta-s3", marks=pytest.mark.s3),
-    pytest.param(("iceberg", "local"), id="iceberg"),
-    pytest.param(("iceberg", "s3"), id="iceberg-s3", marks=pytest.mark.s3),
-]
 
 
 def opened(folder: Path, kind: str, where: str, **options: Any) -> Iterator[Lake]:

@@ -23,21 +23,13 @@ from detent.ingest.shared_state import FileShard
 from detent.tables import maintenance, orphans
 from detent.tables.delta import DeltaPlace
 from detent.tables.iceberg_table import IcebergTable
-from lakeworld import Lake
+from lakeworld import KINDS, Lake
 
 pytestmark = pytest.mark.xdist_group("s3")
 
 
 class Killed(BaseException):
     """What ends a pipeline as a kill would: it does nothing any more."""
-
-
-KINDS = [
-    pytest.param(("delta", "local"), id="delta"),
-    pytest.param(("delta", "s3"), id="delta-s3", marks=pytest.mark.s3),
-    pytest.param(("iceberg", "local"), id="iceberg"),
-    pytest.param(("iceberg", "s3"), id="iceberg-s3", marks=pytest.mark.s3),
-]
 
 
 def opened(folder: Path, kind: str, where: str) -> Iterator[Lake]:

@@ -3,6 +3,7 @@ in the table once or never, and its shards say which. Delta and Iceberg, on a di
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -249,6 +250,17 @@ def test_zombie_whose_batch_was_refused_long_ago_is_told_so(local: Lake) -> None
     other.publish("b", 2)  # its mark is a later one, and says nothing of refusals
     assert not zombie.committer._decide(prepared)
     assert (local.ids(), local.states()) == ([2], {"a": "open", "b": "done"})
+
+
+def test_batch_that_an_earlier_release_prepared_is_finished(local: Lake) -> None:
+    pipeline = local.pipeline()
+    assert pipeline.committer.prepared.prepare(pipeline.take("a"), pipeline.write(1), None) is not None
+    with local.engine.begin() as connection:
+        files = json.loads(connection.execute(select(PREPARED.c.files)).scalar_one())["files"]
+        old = [{name: value for name, value in file.items() if name != "memory"} for file in files]
+        connection.execute(update(PREPARED).values(files=json.dumps(old)))
+    assert local.pipeline().committer.resolve()
+    assert (local.ids(), local.states()) == ([1], {"a": "done"})
 
 
 def test_files_that_an_earlier_release_committed_are_still_known(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ demo: $(STAMP) ## run the main job on the embedded default
 test: $(STAMP) ## run every test layer
 	@# Tests start hundreds of processes, and where Python may not write what it compiles, each would compile all of it.
 	$(BIN)/python -m compileall -q src tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 sample: $(STAMP) ## one case of each test of the unit and contract layers, for another PYTHON
 	DETENT_ONE_CASE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract

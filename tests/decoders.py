@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from detent.codec import block, journal, keys, ledger, log, published, queue, shard, statelog
+from detent.codec import block, journal, keys, ledger, log, published, queue, schedule, shard, statelog
 from detent.codec.keys import KeyReader
 from detent.codec.log import EntryKey, SegmentMeta, SeqBlock
 from detent.codec.origin import NOWHERE, Move, OriginRecord
@@ -52,6 +52,16 @@ class DecoderCase(NamedTuple):
 _SEALED_INTENT = AckIntent("j", b"6bytes", 9, 8, bytes(16))
 _TOPIC_PLACE = TopicPlace("t", "id", ((0, 7), (3, 1 << 40)), 5, 2, 1)
 _PAIRS = struct.Struct("<Qq")
+_SCHEDULES = (
+    schedule.ScheduleDefinition(
+        1, 2, 3, False, "last", 100, "0 6 * * *", "Europe/Paris", 0, 0, "queue", "q", 5, 6, None, {"a": "é"}, b"x"
+    ),
+    schedule.ScheduleDefinition(1, 2, 1, True, "all", 7, "", "", 30_000, 9, "journal", "j", 0, 0, b"k", {}, None),
+)
+_SCHEDULE_STATES = (
+    schedule.ScheduleState(0, 0, 0, 0, 0, 0, 0),
+    schedule.ScheduleState(9, 8, 7, 6, 5, 4, 30, (20, 30), ((1, 2), (5, 5))),
+)
 
 
 def _every_value_field(data: bytes) -> object:
@@ -304,6 +314,8 @@ DECODERS: list[DecoderCase] = [
         [ledger.Plan((ledger.PlanStep(1, b"a" * 16, b"b" * 16, bytes(16), {"a": 2, "b/c": 2**60}),)).encode()],
     ),
     DecoderCase("stream", ledger.Declared.decode, [ledger.Declared(1, {"journal a": 2}, {"queue é": 0}).encode()]),
+    DecoderCase("schedule", schedule.ScheduleDefinition.decode, [one.encode() for one in _SCHEDULES]),
+    DecoderCase("state of a schedule", schedule.ScheduleState.decode, [one.encode() for one in _SCHEDULE_STATES]),
     DecoderCase("ledger key", lambda data: ledger.name_of(ledger.ROW, data), [ledger.key_of(ledger.ROW, "a é")]),
     DecoderCase(
         "consumer",

@@ -7,6 +7,7 @@ message of a publish, how far a queue that is behind has read), and says everyth
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from detent.queue import operations as ops
 from detent.queue import places as places_module
 from detent.queue.bucket import BLOCKED, HELD, HIDDEN, READY
 from detent.queue.failures import EXPIRE_FAILED
+from detent.queue.fair import FairState
 from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE
 from detent.queue.places import EXPIRE, REVEAL
@@ -104,6 +106,7 @@ class Queue:
     group_header: str = ""
     dead_letter_retention_s: int = 0
     group_overlap: bool = False
+    group_fair: bool = False
     entries: dict[int, Entry] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
     done: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -158,7 +161,7 @@ class Queue:
         groups: dict[bytes, list[Entry]] = {}
         alone: list[list[Entry]] = []
         for entry in sorted(self.among(AVAILABLE), key=lambda entry: entry.order):
-            if entry.group is None:
+            if entry.group is None or self.group_fair:
                 alone.append([entry])
             elif entry.group not in busy or (self.group_overlap and entry.order < busy[entry.group]):
                 groups.setdefault(entry.group, []).append(entry)
@@ -357,7 +360,14 @@ class Model(ReaderRules):
             if not first:
                 break
             fair = turn % places_module.FAIR_EVERY == places_module.FAIR_EVERY - 1
-            by_age = fair and len({entry.priority for entry in first}) > 1
+            by_age = fair and (queue.group_fair or len({entry.priority for entry in first}) > 1)
+            if queue.group_fair and not by_age:
+                flying = Counter(each.group for each in [*queue.among(IN_FLIGHT), *chosen])
+                *_, entry = min((each.priority, flying[each.group], each.order, each) for each in first)
+                next(line for line in lines if line and line[0] is entry).pop(0)
+                chosen.append(entry)
+                turn += 1
+                continue
             group = chosen[-1].group if chosen and not by_age else None
             keys = [(0 if by_age else e.priority, group is None or e.group != group, e.order, e) for e in first]
             *_, entry = min(keys)
@@ -515,8 +525,10 @@ class Model(ReaderRules):
         if settings.dead_letter and settings.dead_letter not in self.queues:
             raise NotFound(settings.dead_letter)
         queue = self.queues.get(name)
-        if queue is not None and settings.group_header not in {None, queue.group_header} and queue.entries:
-            raise Invalid("groups")
+        if queue is not None and queue.entries:
+            pairs = ((settings.group_header, queue.group_header), (settings.group_fair, queue.group_fair))
+            if any(new is not None and new != old for new, old in pairs):
+                raise Invalid("groups")
 
     def configurequeue(self, op: ops.ConfigureQueue, _hint: Any) -> Done:
         queue = self.find(op.queue)
@@ -615,6 +627,7 @@ class Model(ReaderRules):
             "group_header": queue.group_header,
             "dead_letter_retention_s": queue.dead_letter_retention_s,
             "group_overlap": queue.group_overlap,
+            "group_fair": queue.group_fair,
         }
 
     def done_within(self, queue: Queue) -> set[int]:
@@ -851,6 +864,17 @@ def _check_bucket(state: QueueState, bucket: Any) -> None:
 
 def _check_groups(state: GroupedState, rows: list[tuple[int, tuple[Any, ...]]]) -> None:
     """Lines and offers are what the places say."""
+    if isinstance(state, FairState):
+        assert state.flying == Counter(group for _, (_, kind, *_, group) in rows if kind == HELD)
+        assert not state._taking
+        assert not state.blocked
+        assert not state.lines
+        for _, (place, kind, priority, *_, group) in rows:
+            if kind == READY:
+                fair = state.fair[priority]
+                assert list(fair._ages).count(place) == list(fair._groups[group]).count(place) == 1
+                assert any(turn[2] == group and turn[0] <= state.flying.get(group, 0) for turn in fair._turns)
+        return
     waiting: dict[bytes, list[int]] = {}
     held: dict[bytes, list[int]] = {}
     for _, (place, kind, priority, *_, group) in rows:

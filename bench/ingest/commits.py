@@ -34,8 +34,8 @@ class _Table:
     def __init__(self, kind: str, folder: Path) -> None:
         config = IngestConfig(name="bench", queue="none:", table="table", committer=kind, folder=str(folder))
         self.engine = metastore.connect(config.state_url)
-        ownership.register(self.engine, config)  # which notes the table, as a pipeline does when it starts
-        self.state = QueueSharedState(self.engine, "bench", uuid.uuid4().hex, 120_000)
+        epoch = ownership.register(self.engine, config)
+        self.state = QueueSharedState(self.engine, "bench", uuid.uuid4().hex, 120_000, epoch)
         self.committer: TableCommitter = committer_of(config, self.state)
         self.committer.prepare(SCHEMA)
         self._number = 0

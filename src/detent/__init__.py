@@ -27,6 +27,7 @@ The layers inside, from the top down; each package's docstring says which file d
     verify.py       `store verify`
     backup/         `store backup` and `restore`
     remote/         how a process reaches the owner of a store, or becomes it
+    schedule/       the state machine of schedules, and what publishes their ticks
     journal/        the state machine of journals
     queue/          the state machine of queues
     ledger/         the state machine of ledgers: batches that have taken effect
@@ -43,7 +44,7 @@ What several layers share:
 
     errors.py       every exception, drawn as a tree
     crash.py        named places where a test kills the process
-    names.py        what journals, queues, ledgers and consumers can be called
+    names.py        what journals, queues, ledgers, consumers and schedules can be called
     durations.py    "30s", "5m", seconds, `timedelta`
     paths.py        a path where a store's URL is expected
     patterns.py     which journals a pattern such as `orders/*` means

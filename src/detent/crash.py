@@ -65,6 +65,8 @@ POINTS: frozenset[str] = frozenset(
         "queue.checkpoint.before_write",
         "queue.checkpoint.after_write",
         "journal.sweep.after_delete",
+        "schedule.before_commit",
+        "schedule.after_commit",
         "state.sql.after_fence",
         "state.sql.after_restore",
         "state.sql.before_commit",

@@ -29,11 +29,30 @@ TITLE: Final = "italic"
 HEAD: Final = "bold"
 
 
+def columns_kept(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int, spare: Sequence[str]) -> list[int]:
+    """Which columns to show in so much room: all that fit side by side, each as wide as it is. The `spare` ones are
+    left out until they do, the first one first; the others stay in any case."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    natural = [
+        max([cell_len(column), *(cell.cell_len if isinstance(cell, Text) else cell_len(cell) for cell in cells)])
+        for column, cells in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True)
+    ]
+    kept = list(range(len(columns)))
+    for name in spare:
+        if sum(natural[index] + GAP for index in kept) - GAP <= width:
+            break
+        kept = [index for index in kept if columns[index] != name]
+    return kept
+
+
 class Grid:
     """A table, for `rich`. Cells are text, also where they hold brackets; one that is `rich.text.Text` has a style.
 
     `right` names the columns that are aligned to the right. One that `is_divisible` becomes several tables below one
-    another if it is too wide, each with the first column: this suits many columns of numbers.
+    another if it is too wide, each with the first column: this suits many columns of numbers. One that `is_plain` has
+    no lines around its cells.
     """
 
     def __init__(
@@ -44,6 +63,7 @@ class Grid:
         right: Sequence[str] = (),
         title: str = "",
         is_divisible: bool = False,
+        is_plain: bool = False,
     ) -> None:
         from rich.cells import cell_len
         from rich.text import Text
@@ -53,7 +73,7 @@ class Grid:
         self._right = right
         self._title = title
         self._is_divisible = is_divisible
-        self._is_part = False
+        self._is_part = is_plain
         self._measure = cell_len
         self._natural = [
             max(cell_len(column), *(cell.cell_len for cell in cells), 0)
@@ -217,4 +237,4 @@ def _wrapped(head: str, cell: Text, width: int) -> Iterator[Text]:
         yield Text.assemble(" " * len(head), (line, cell.style))
 
 
-__all__ = ["Grid"]
+__all__ = ["Grid", "columns_kept"]

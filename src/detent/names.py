@@ -1,4 +1,4 @@
-"""What journals, queues, ledgers and consumers can be called."""
+"""What journals, queues, ledgers, consumers and schedules can be called."""
 
 from __future__ import annotations
 

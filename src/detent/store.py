@@ -64,6 +64,7 @@ from detent.remote import (
 from detent.remote.address import SOCKET
 from detent.runtime.backoff import Backoff, Failures
 from detent.runtime.ground import drive
+from detent.schedule import AsyncSchedules, Schedules
 from detent.shard import AsyncConsumers, Consumers, StateReader
 from detent.transaction import AsyncTransaction, Transaction
 
@@ -356,7 +357,7 @@ class _StoreBase(Twin):
         raise NotImplementedError
 
 
-class Store(_StoreBase, Ledgers, Consumers):
+class Store(_StoreBase, Ledgers, Consumers, Schedules):
     """A store. Use it in a ``with`` block, or call `close`."""
 
     def __init__(
@@ -545,7 +546,7 @@ class Store(_StoreBase, Ledgers, Consumers):
         return owner.journals.watch.announced(journal) if isinstance(owner, LocalOwner) else None
 
 
-class AsyncStore(_StoreBase, AsyncLedgers, AsyncConsumers):
+class AsyncStore(_StoreBase, AsyncLedgers, AsyncConsumers, AsyncSchedules):
     """`Store` for asyncio: the same calls, awaited. Use it in ``async with``, or call `close`."""
 
     _store: Store

@@ -20,6 +20,8 @@ from detent.ledger.verify import KNOWN as LEDGER_RECORDS
 from detent.ledger.verify import check_ledgers
 from detent.queue.verify import KNOWN as QUEUE_RECORDS
 from detent.queue.verify import check_queues, has_queues
+from detent.schedule.verify import KNOWN as SCHEDULE_RECORDS
+from detent.schedule.verify import check_schedules
 from detent.shard.verify import KNOWN as SHARD_RECORDS
 from detent.shard.verify import check_shards
 
@@ -40,6 +42,7 @@ def verify(reader: Reader, *, progress: Progress | None = None) -> Generator[Fin
         yield from check_engine(view, tally)
         yield from check_ledgers(view, tally)
         yield from check_shards(view, tally)
+        yield from check_schedules(view, tally)
         if has_queues(view):  # no record says how many bytes they are; all that is not a journal's is about right
             tally.total += max(0, reader.size_bytes() - survey.block_bytes)
     yield from check_journals(reader, survey.names, tally)
@@ -103,7 +106,7 @@ def _pass_over(key: bytes, problem: str) -> None:
 def _check_unknown(view: View, tally: Tally) -> Iterator[Finding]:
     """Whatever stands between the ranges that this release knows."""
     at = FIRST_KEY
-    known = (*JOURNAL_RECORDS, *ENGINE_RECORDS, *QUEUE_RECORDS, *LEDGER_RECORDS, *SHARD_RECORDS)
+    known = (*JOURNAL_RECORDS, *ENGINE_RECORDS, *QUEUE_RECORDS, *LEDGER_RECORDS, *SHARD_RECORDS, *SCHEDULE_RECORDS)
     for prefix in sorted(known, key=lambda prefix: prefix.raw):
         start, end = prefix.range()
         yield from _strays(view, tally, at, start)

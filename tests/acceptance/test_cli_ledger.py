@@ -146,6 +146,6 @@ def test_behind_a_server(tmp_path: Path) -> None:
         may_not = environment(DETENT_URL=server.url, DETENT_TOKEN="orders")
         text = refused("ledger", "ls", code=1, env=may_not)
         assert "look at one with `detent ledger show NAME`" in text
-        assert "may not consume on the ledger 'l'" in refused("ledger", "show", "l", code=1, env=may_not)
-        assert "may not consume" in refused("ledger", "delete", "l", "--yes", code=1, env=may_not)
+        assert "may not read on the ledger 'l'" in refused("ledger", "show", "l", code=1, env=may_not)
+        assert "may not read" in refused("ledger", "delete", "l", "--yes", code=1, env=may_not)
         assert server.store.ledger("l").batch == 4

@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_command_that_takes_a_store_takes_it_as_an_option_too() -> None:
     # The one brings its store, that of the others is in the file that they run.
-    other: dict[str, set[str]] = {"demo": set(), "run": {"url"}}
+    other: dict[str, set[str]] = {"demo": set(), "completion": set(), "run": {"url"}}
     # The store of a graph is in its file or an option; the verbs for all kinds tell a store from a task among their
     # arguments.
     other |= {f"graph {verb}": {"url"} for verb in ("trace", "send")}

@@ -31,7 +31,7 @@ CALLS = (
     "ftruncate"
 )
 WRITES = frozenset({"pwrite64", "pwritev", "pwritev2", "write", "writev"})
-CUTS = 400 if os.environ.get("DETENT_SOAK") == "1" else 60
+CUTS = 400 if os.environ.get("DETENT_SOAK") == "1" else 30
 
 
 def _strace_works() -> bool:

@@ -14,6 +14,8 @@ from consoleworld import Browser, World, console
 from detent.queue import Outgoing
 from detent.server.console.assets import FOLDER
 from detent.server.console.render import TEMPLATES
+from detent.server.console.wording import NOTHING
+from processes import eventually
 
 
 @pytest.fixture(scope="module")
@@ -458,6 +460,54 @@ def test_graph_is_drawn_with_its_state_and_has_the_same_facts_in_a_table(world: 
     assert "ValueError: <b>no tier</b>" in page.words
     assert "Processor fails graph/shop/check" in browser.get().words
     assert browser.get("/graphs/none").words.count("no processor of this graph") == 1
+
+
+def test_schedules_are_shown_steered_and_deleted(world: World, browser: Browser, guarded: World) -> None:
+    assert "detent schedule create" in browser.get("/schedules").words
+    filled(world, "reports", 0)
+
+    async def make() -> None:
+        store = world.server.store
+        await store.schedule(
+            "a/report", cron="0 6 * * *", tz="Europe/Paris", queue="reports", headers={"x": "<b>y</b>"}
+        )
+        await store.schedule("beat", every="1h", journal="timed", body=b'{"a": 1}', key=b"k", missed="all", paused=True)
+
+    world.server.run(make())
+    listed = browser.get("/schedules")
+    assert "a/report 0 6 * * * Europe/Paris queue reports running in" in listed.words
+    assert f"beat every 1h journal timed paused {NOTHING} {NOTHING} 0 0" in listed.words
+    page = browser.get("/schedules/a%2Freport")
+    assert len(page.all("li")) >= 8
+    assert "<b>y</b>" in page.words
+    assert "was asked for: it is published once" in page.send("Run now").words
+    assert "has no ticks until it is resumed" in browser.get("/schedules/a%2Freport").send("Pause").words
+    assert world.server.run(world.server.store.find_schedule("a/report")).paused
+    assert "first tick after now" in browser.get("/schedules/a%2Freport").send("Resume").words
+    assert '{ "a": 1 }' in browser.get("/schedules/beat").words
+    assert "is deleted" in browser.get("/schedules/beat/delete").send("Delete").words
+    assert browser.get("/schedules/beat").status == 404
+    guarded.server.run(guarded.server.store.schedule("s", every="1h", journal="j"))
+    looks = guarded.browser("read:schedule:*").get("/schedules/s")
+    assert (looks.status, [one for one in looks.buttons() if one in {"Pause", "Run now"}]) == (200, [])
+    assert guarded.browser("read:queue:*").get("/schedules/s").status == 403
+
+
+def test_schedule_that_cannot_publish_needs_attention(world: World, browser: Browser) -> None:
+    filled(world, "gone", 0)
+
+    async def break_it() -> None:
+        store = world.server.store
+        await store.schedule("broken", every="1h", queue="gone")
+        await store.queue("gone").delete()
+        await store.run_schedule("broken")
+
+    world.server.run(break_it())
+    eventually(lambda: "Schedule fails broken" in browser.get().words, what="the schedule that cannot publish")
+    page = browser.get("/schedules/broken")
+    assert "It cannot publish : NotFound: there is no queue 'gone'" in page.words
+    assert "trouble" in browser.get("/schedules").words
+    world.server.run(world.server.store.delete_schedule("broken"))
 
 
 def test_store_ledgers_and_keys_have_their_pages(world: World, browser: Browser, guarded: World) -> None:

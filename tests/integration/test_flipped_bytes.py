@@ -28,6 +28,8 @@ from oldstores.make import said
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("flipped") / "store"
     upgrade(oldstore.unpack_file(path))
+    with detent.open(f"file:{path}") as opened:  # which that release did not have
+        opened.schedule("s", every="1h", journal="j", paused=True)
     return path
 
 

@@ -105,7 +105,7 @@ def test_who_may_enter(grants: tuple[Grant, ...], status: int) -> None:
 def test_grants_on_ledgers_can_be_written() -> None:
     assert parse_grant("publish:ledger:to *") == Grant("publish", "ledger", "to *")
     assert UNCHECKED.may("admin", "ledger", "any")
-    with pytest.raises(detent.Invalid, match="queue, journal, ledger, consumer, metrics or"):
+    with pytest.raises(detent.Invalid, match="queue, journal, ledger, consumer, schedule, metrics or"):
         parse_grant("publish:pin:x")
     with pytest.raises(Denied):
         Caller("somebody", (Grant("admin", "queue", "*"), Grant("admin", "journal", "*"))).require(

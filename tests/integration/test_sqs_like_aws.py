@@ -137,6 +137,17 @@ def test_first_message_is_receivable_when_only_the_second_was_extended(sqs: Any,
     eventually(lambda: bodies(receive(sqs, url)) == ["m1"])
 
 
+def test_quiet_tenant_of_a_standard_queue_is_not_starved_by_a_noisy_one(sqs: Any, make: Any) -> None:
+    url = make()
+    for number in range(12):
+        send(sqs, url, f"noisy-{number}", "", MessageGroupId="noisy")
+    send(sqs, url, "quiet", "", MessageGroupId="quiet")
+    first, second = receive(sqs, url, 2)
+    assert bodies([first, second]) == ["noisy-0", "quiet"]
+    assert second["Attributes"]["MessageGroupId"] == "quiet"
+    assert len(receive(sqs, url)) == 10  # a tenant's messages hold nothing back
+
+
 # -- batches --------------------------------------------------------------------------------------------------------
 
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from detent.cli import _output
+from detent.cli._common import table_options
 from detent.cli._output import print_table
 from detent.cli._views import Look, picture_of
 from detent.cli.kinds import consumer, graph, pipeline
@@ -36,6 +38,10 @@ TABLES: dict[str, tuple[str, list[str]]] = {
     "queue ls": ("name,available,delayed,in flight,failed,state", [NAME, *[MANY] * 4, "catching up"]),
     "queue readers": ("reader,done up to,assigned,since", [NAME, MANY, MANY, TIME]),
     "journal ls": ("name,messages,first,next,size,updated", [NAME, MANY, MANY, MANY, "1023.9 GiB", TIME]),
+    "schedule ls": (
+        "name,when,to,state,next,last",
+        [NAME, "0,30 6-18 * * mon-fri (America/Argentina/Buenos_Aires)", f"queue {NAME}", "running", TIME, TIME],
+    ),
     "ledger ls": ("name,batch,query,run,updated", [NAME, MANY, UUID, UUID, TIME]),
     "ledger pins": ("name,journals,offsets,created", [NAME, "17", f"{NAME}={MANY} a=1 b=2 and 14 more", TIME]),
     "graph show": (
@@ -247,3 +253,53 @@ def test_brackets_in_a_cell_are_text() -> None:
 
 def test_empty_table_has_its_heads() -> None:
     assert "name" in "\n".join(rendered(Grid(["name", "lag"], []), 80))
+
+
+# -- columns that are left out ----------------------------------------------------------------------------------------
+
+
+@click.command()
+@table_options
+def listed() -> None:
+    """A command with a table that is too wide for 40 columns."""
+    row = ["orders", "1" * 12, "2" * 12, "3" * 12]
+    print_table(["name", "first", "second", "third"], [row], spare=["third", "first"])
+
+
+def _listed(monkeypatch: pytest.MonkeyPatch, columns: int, *arguments: str) -> tuple[str, str]:
+    out, said = Terminal(), io.StringIO()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(_output.sys, "stdout", out)
+    monkeypatch.setattr(_output, "note", said.write)
+    listed.main(list(arguments), standalone_mode=False)
+    return Text.from_ansi(out.getvalue()).plain, said.getvalue()
+
+
+def test_narrow_terminal_gets_fewer_columns_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, said = _listed(monkeypatch, 40)
+    assert ("3" * 12 in shown, "1" * 12 in shown, "2" * 12 in shown) == (False, True, True)
+    assert "third" in said
+    shown, said = _listed(monkeypatch, 24)
+    assert ("1" * 12 in shown, "2" * 12 in shown) == (False, True)
+    assert "first, third" in said
+    shown, said = _listed(monkeypatch, 120)
+    assert ("3" * 12 in shown, said) == (True, "")
+
+
+def test_wide_shows_all_columns_and_columns_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, said = _listed(monkeypatch, 40, "--wide")
+    assert all(digit * 12 in shown for digit in "123")
+    assert said == ""
+    shown, said = _listed(monkeypatch, 40, "--columns", "third, NAME")
+    assert shown.index("third") < shown.index("name")
+    assert ("1" * 12 in shown, said) == (False, "")
+    with pytest.raises(click.UsageError, match="no column 'colour'; it has name, first"):
+        _listed(monkeypatch, 40, "--columns", "colour")
+    with pytest.raises(click.BadParameter, match="commas"):
+        _listed(monkeypatch, 40, "--columns", "name,,third")
+
+
+def test_pipe_gets_all_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    listed.main([], standalone_mode=False)
+    assert capsys.readouterr().out.splitlines()[0].split() == ["NAME", "FIRST", "SECOND", "THIRD"]

@@ -212,7 +212,15 @@ class TestFixedIntegers:
 
 class TestPrefix:
     def test_the_registry(self) -> None:
-        assert keys.SUBSYSTEMS == {3: "log", 5: "queue", 6: "journal", 7: "engine", 8: "ledger", 9: "shard"}
+        assert keys.SUBSYSTEMS == {
+            3: "log",
+            5: "queue",
+            6: "journal",
+            7: "engine",
+            8: "ledger",
+            9: "shard",
+            10: "schedule",
+        }
 
     def test_key_and_reader(self) -> None:
         prefix = Prefix(keys.SUBSYSTEM_QUEUE, 1, 2)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 import detent
-from detent.errors import Conflict, Corrupt, Invalid, Unavailable
+from detent.errors import Conflict, Corrupt, DetentError, Invalid, Unavailable
 from detent.journal.message import Message
 from detent.kafka import FromTopic, ToTopic, cluster, mapping, place, sharing
 from detent.kafka.mapping import Record
@@ -242,6 +244,41 @@ def test_brokers_and_passwords_come_from_the_environment(monkeypatch: pytest.Mon
     monkeypatch.setenv("DETENT_KAFKA_CONFIG", str(path))
     with pytest.raises(Invalid, match=r"group\.id"):
         bridge.cluster()
+
+
+SECURE = (
+    "security.protocol=SASL_SSL",
+    "sasl.mechanism=SCRAM-SHA-512",
+    "sasl.username=bridge",
+    "sasl.password=p=w",
+    "ssl.endpoint.identification.algorithm=https",
+)
+CLIENTS: dict[str, Callable[[cluster.Cluster], Any]] = {
+    "consumer": lambda one: one.consumer("g"),
+    "producer": lambda one: one.producer("t", 1_000),
+    "admin": lambda one: one._admin,
+}
+
+
+def secured(folder: Path, *lines: str) -> cluster.Cluster:
+    """A cluster that nothing answers for, with settings of a file. The client library checks them when a client is
+    made."""
+    pytest.importorskip("confluent_kafka")
+    path = folder / "kafka.properties"
+    path.write_text("\n".join(lines))
+    return cluster.Cluster("127.0.0.1:1", cluster.check_config(cluster.read_config(path)))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_settings_of_tls_and_logins_reach_every_client(tmp_path: Path, client: str) -> None:
+    assert CLIENTS[client](secured(tmp_path, *SECURE)) is not None
+    for line, said in (
+        ("ssl.ca.location=/absent.pem", r"ssl\.ca\.location"),
+        ("sasl.mechanism=NO-SUCH", "NO-SUCH"),
+        ("no.such=1", r"no\.such"),
+    ):
+        with pytest.raises(DetentError, match=said):
+            CLIENTS[client](secured(tmp_path, *SECURE, line))
 
 
 # -- sharing ----------------------------------------------------------------------------------------------------

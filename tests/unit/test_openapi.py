@@ -21,7 +21,7 @@ from httpserver import HttpServer, serve
 EXAMPLES = 100 if os.environ.get("DETENT_SOAK") else 8
 """Requests of each kind for each operation, of which the first ones have every field."""
 
-NAMES = {"queue": "name", "journal": "name", "consumer": "name", "message": 0}
+NAMES = {"queue": "name", "journal": "name", "consumer": "name", "schedule": "name", "message": 0}
 ASKED = [route for route in ROUTES if "{" in route.path or route.body is not None or route.query is not None]
 """Routes that can be asked in more than one way."""
 

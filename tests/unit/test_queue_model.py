@@ -50,6 +50,7 @@ BASES = (
     ops.Settings(max_attempts=3, backoff_ms=400, backoff_max_ms=1_000, group_header="group"),
     ops.Settings(max_attempts=2, backoff_ms=0, lease_ms=1_000, done_retention_s=2, group_header="group"),
     ops.Settings(max_attempts=0, backoff_ms=0, lease_ms=1_000, group_header="group", group_overlap=True),
+    ops.Settings(max_attempts=3, backoff_ms=400, lease_ms=1_000, group_header="group", group_fair=True),
 )
 EVERYTHING = (
     ops.Settings(filter="true"),
@@ -98,6 +99,8 @@ SETTINGS_CHANGES = (
     ops.Settings(group_header=""),
     ops.Settings(group_overlap=True),
     ops.Settings(group_overlap=False),
+    ops.Settings(group_fair=True),
+    ops.Settings(group_fair=False),
     ops.Settings(labels={"team": "a", "é": ""}),
     ops.Settings(labels={}),
     *(ops.Settings(dead_letter=name) for name in (*NAMES, "")),

@@ -16,6 +16,7 @@ from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
 from detent.remote import LocalOwner, rights
 from detent.remote.wire import MACHINES
+from detent.schedule import operations as schedules
 from detent.server.access import UNCHECKED, Caller, Grant
 from detent.server.keys import parse_grant
 from detent.shard import operations as shards
@@ -111,6 +112,15 @@ def test_every_field_of_the_table_is_one_of_its_operation() -> None:
         (shards.PauseConsumer("c", True), [("admin", "consumer", "c")]),
         (shards.ResetShards("c", {"j": 0}), [("admin", "consumer", "c")]),
         (shards.DeleteConsumer("c"), [("admin", "consumer", "c")]),
+        (schedules.PutSchedule("s", "queue", "q", every_ms=1000),
+         [("admin", "schedule", "s"), ("publish", "queue", "q")]),
+        (schedules.PutSchedule("s", "journal", "j", every_ms=1000),
+         [("admin", "schedule", "s"), ("publish", "journal", "j")]),
+        (schedules.PauseSchedule("s"), [("admin", "schedule", "s")]),
+        (schedules.DeleteSchedule("s"), [("admin", "schedule", "s")]),
+        (schedules.AskSchedule("s"), [("publish", "schedule", "s")]),
+        (schedules.DescribeSchedules(name="s"), [("read", "schedule", "s")]),
+        (schedules.DescribeSchedules("s"), [("read", "everywhere")]),
     ],
 )  # fmt: skip
 def test_what_is_asked_for(operation: Any, asked: list[tuple[str, ...]]) -> None:

@@ -41,6 +41,7 @@ Transports:
 
     transport_urls.py      transports by URL
     transport_queue.py     queues of a Detent store
+    ticks.py               handlers that run at times, and their schedules
     topics.py              names of topics, the filters that they become, and lists for systems without filters
     transport_external.py  queues of SQS, and of any class of `detent.transports`
 
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from detent.bus.outbox_sql import SqlOutbox
     from detent.bus.sending import Context
     from detent.bus.statements import schema
+    from detent.bus.ticks import Tick
     from detent.bus.tracker_sql import SqlTracker
     from detent.bus.transaction import BusTransaction
     from detent.bus.transport import Transport
@@ -95,6 +97,7 @@ _HOMES = {
     "detent.bus.outbox_sql": ("SqlOutbox",),
     "detent.bus.sending": ("Context",),
     "detent.bus.statements": ("schema",),
+    "detent.bus.ticks": ("Tick",),
     "detent.bus.tracker_sql": ("SqlTracker",),
     "detent.bus.transaction": ("BusTransaction",),
     "detent.bus.transport": ("Transport",),
@@ -140,6 +143,7 @@ __all__ = [
     "SqlPort",
     "SqlTracker",
     "SqsTransport",
+    "Tick",
     "Transport",
     "Unit",
     "UnitOfWork",

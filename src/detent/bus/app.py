@@ -169,6 +169,7 @@ class Bus(App):
                 elif not self._is_checked:
                     checks.check(self)
                     self._subscribe()
+                    self._keep_schedules()
                 self._is_checked = True
             except BaseException:
                 self._let_go()
@@ -189,11 +190,17 @@ class Bus(App):
             self.transport.open_input()
             checks.check_memory(self)
         self._subscribe()
+        self._keep_schedules()
         self._is_ready = True
 
     def _subscribe(self) -> None:
         if self.subscribes and not self.send_only:
             self.transport.subscribe(self.topics)
+
+    def _keep_schedules(self) -> None:
+        """Have the store publish what handlers that run at times are called with."""
+        for ticking in () if self.send_only else self.ticking:
+            self.transport.keep_schedule(ticking)
 
     async def _make_tables(self, caller: UserCaller) -> None:
         if self.idempotency is not None:

@@ -23,6 +23,12 @@ def check(bus: App) -> None:
     _check_tracker(bus)
     if bus.unit_of_work is not None:
         bus.unit_of_work.check(bus.transport)
+    if bus.ticking and not bus.send_only and not bus.transport.keeps_schedules:
+        raise Invalid(
+            f"{bus.name!r} has handlers that run at times, which needs schedules of a Detent store, and "
+            f"{type(bus.transport).__name__} has none: carry its messages in a store, or have another program send "
+            "a message at these times"
+        )
     if not bus.has_handlers and not bus.send_only:
         raise Invalid(f"{bus.name!r} has no handlers: declare one with @bus.handler, or say send_only=True")
     if bus.calling.unit_is_async and bus.unit_of_work is not None and not bus.unit_of_work.is_async:

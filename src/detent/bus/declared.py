@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from detent.bus.calling import Calling, is_coroutine_function
 from detent.bus.handlers import Dependencies, Handler, new_handler
@@ -14,6 +14,7 @@ from detent.bus.idempotency import IdempotencyConfig
 from detent.bus.messages import Envelope, Incoming, Serializer, name_of
 from detent.bus.outbox import OutboxStorage
 from detent.bus.sending import Context, Poison, Sender
+from detent.bus.ticks import Tick, Ticking, new_ticking
 from detent.bus.transport import Transport
 from detent.bus.transport_urls import open_transport
 from detent.bus.unit_engine import EngineUnitOfWork
@@ -189,6 +190,8 @@ class App(Sender):
         self.subscribes = subscribe
         self.dependencies = Dependencies()
         self.all_handlers: list[Handler] = []
+        self.ticking: list[Ticking] = []
+        """The schedules of handlers that run at times."""
         self._handlers_of: dict[type, tuple[Handler, ...]] = {}
         self.calling = Calling(unit_is_async=self._parts_are_async())
         for cls, queue in (routes or {}).items():
@@ -238,6 +241,38 @@ class App(Sender):
         self._handlers_of.clear()
         return target
 
+    def every(
+        self,
+        interval: Duration | None = None,
+        *,
+        cron: str | None = None,
+        tz: str | None = None,
+        name: str | None = None,
+        missed: Literal["none", "last", "all"] = "last",
+        missed_max: int | None = None,
+    ) -> Callable[[HandlerType], HandlerType]:
+        """Declare a handler that runs at times: ``@bus.every("30s")``, or ``@bus.every(cron="0 6 * * *", tz="UTC")``.
+        It is called with a `Tick`, and each tick takes effect once, however many processes run the app.
+
+        The app's start makes a schedule in the store, called after the app and the function unless `name` says
+        otherwise; `missed` is the schedule's. One of a handler that is taken out stays until it is deleted.
+        """
+
+        def declare(target: HandlerType) -> HandlerType:
+            schedule = name or f"{self.name}/{getattr(target, '__name__', type(target).__name__)}"
+            if any(one.name == schedule for one in self.ticking):
+                raise Invalid(f"{self.name!r} has two handlers for the schedule {schedule!r}: give one of them a name")
+            ticking = new_ticking(
+                schedule,
+                self.name,
+                {"every": interval, "cron": cron, "tz": tz, "missed": missed, "missed_max": missed_max},
+            )
+            self._add(target, (ticking.kind,))
+            self.ticking.append(ticking)
+            return target
+
+        return declare
+
     def provide(self, key: type | str, value: Any) -> None:
         """Give this to handlers that ask for it, by a parameter of that type or of that name."""
         self.dependencies.add(key, value)
@@ -258,8 +293,9 @@ class App(Sender):
 
     @property
     def topics(self) -> list[str]:
-        """The names of what it handles."""
-        return sorted({name_of(cls) for handler in self.all_handlers for cls in handler.classes})
+        """The names of what it handles. Ticks are sent to its queue by name, and are not published."""
+        classes = {cls for handler in self.all_handlers for cls in handler.classes}
+        return sorted(name_of(cls) for cls in classes if not issubclass(cls, Tick))
 
     def handlers_of(self, cls: type) -> tuple[Handler, ...]:
         """The handlers of a class of messages, and those of the classes that it is derived from."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final, TypedDict, Unpack
 
 from detent.bus.messages import ID, REPLY, TOPIC, TOPICS, Envelope, Incoming
+from detent.bus.ticks import Ticking
 from detent.bus.topics import ListedTopics, drop_reply
 from detent.durations import Duration, milliseconds
 from detent.errors import Denied, DetentError, Invalid, LimitExceeded, NotFound, StaleReceipt, Unavailable
@@ -97,6 +98,9 @@ class Transport:
 
     dropped: tuple[type[DetentError], ...] = (NotFound, Denied, Invalid)
     """What it means that no queue takes a reply: a message is not to fail because of whom its sender names."""
+
+    keeps_schedules: bool = False
+    """Whether it publishes messages at times by itself."""
 
     members: tuple[str, ...] = ("send",)
     """What its queues need besides the methods of a `MessageQueue`."""
@@ -262,6 +266,11 @@ class Transport:
     def unsubscribe(self, topics: Sequence[str]) -> None:
         """No longer. Here: check that the lists say so."""
         self._listed.check_not_listed(self.input_name, topics)
+
+    def keep_schedule(self, ticking: Ticking) -> None:
+        """Have the messages of a schedule published to the app's queue, from now on and for good; where
+        `keeps_schedules`."""
+        raise NotImplementedError(ticking.name)
 
     # -- receiving ----------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from detent.bus.messages import QUEUE, SHOWN_MAX, TOPIC, TOPICS, Envelope, Incoming, parts_of
 from detent.bus.replies import ReplyJournals, ReplyReader, check_reply
+from detent.bus.ticks import Ticking
 from detent.bus.topics import change_topics, is_taken, joined, names_in
 from detent.bus.transport import LEASE, HeldDelivery, Transport
 from detent.durations import DURATION_MS_MAX, Duration, at_1970_ms, milliseconds, since_1970_ms
@@ -72,6 +73,7 @@ class QueueTransport(Transport):
     """
 
     members = ()
+    keeps_schedules = True
 
     def __init__(
         self,
@@ -182,6 +184,10 @@ class QueueTransport(Transport):
     def unsubscribe(self, topics: Sequence[str]) -> None:
         """Take names out of the queue's filter."""
         change_topics(self.store, self.input_name, dict.fromkeys(topics, False))
+
+    def keep_schedule(self, ticking: Ticking) -> None:
+        """Make the schedule, or change it to what the app says now."""
+        self.store.schedule(ticking.name, **ticking.said(self.input_name, retention=self._retention))
 
     # -- receiving ----------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ The nouns, each with what it alone has:
     queue_readers.py   `detent queue`: readers
     message.py         `detent message`
     ledger.py          `detent ledger`
+    schedule.py        `detent schedule`
     consumer.py        `detent consumer`
     bus.py             `detent bus`
     graph.py           `detent graph`
@@ -31,7 +32,9 @@ The nouns, each with what it alone has:
     console.py         `detent console`
     token.py           `detent token`
     doctor.py          `detent doctor`
+    top.py             `detent top`: the screen and its keys
     demo.py            `detent demo`
+    completion.py      `detent completion`
     __main__.py        `python -m detent.cli`
 
 What commands share:
@@ -39,9 +42,11 @@ What commands share:
     _common.py         the store's URL, common options, opening a store
     _help.py           help texts: whole sentences, whatever the width
     _output.py         tables for people, JSON for programs
+    _complete.py       what a shell offers for stores and names
     _settings.py       settings of queues and journals: options, and lines of `info`
     _logs.py           logs of long-running commands
     _views.py          the frame in which tasks are shown while they run
+    _samples.py        what moves in a store, and how fast, for `detent top`
     _messages.py       messages as text, in and out
     _publish.py        `queue publish` and `message publish`
 
@@ -66,6 +71,7 @@ from detent.cli._output import line_text
 from detent.cli.aliases import consume
 from detent.cli.bridge import bridge
 from detent.cli.bus import bus
+from detent.cli.completion import completion
 from detent.cli.console import console
 from detent.cli.consumer import consumer
 from detent.cli.demo import demo
@@ -78,12 +84,14 @@ from detent.cli.message import message
 from detent.cli.quarantine import quarantine
 from detent.cli.queue_readers import queue
 from detent.cli.run import run as run_command
+from detent.cli.schedule import schedule
 from detent.cli.serve import serve
 from detent.cli.spark import spark
 from detent.cli.store_backup import store
 from detent.cli.table import table
 from detent.cli.tasks import COMMANDS as TASK_COMMANDS
 from detent.cli.token import token
+from detent.cli.top import top
 from detent.errors import DetentError
 
 FAILED = 1
@@ -146,6 +154,7 @@ cli.add_command(bridge)
 cli.add_command(bus)
 cli.add_command(console)
 cli.add_command(consume)
+cli.add_command(completion)
 cli.add_command(consumer)
 cli.add_command(demo)
 cli.add_command(doctor)
@@ -157,11 +166,13 @@ cli.add_command(message)
 cli.add_command(quarantine)
 cli.add_command(queue)
 cli.add_command(run_command)
+cli.add_command(schedule)
 cli.add_command(serve)
 cli.add_command(spark)
 cli.add_command(table)
 cli.add_command(store)
 cli.add_command(token)
+cli.add_command(top)
 for command in TASK_COMMANDS:
     cli.add_command(command)
 

@@ -36,7 +36,26 @@ Option = Callable[[Any], Any]
 
 def url_option(name: str = "named", help: str = "The store, instead of the first argument.") -> Option:
     """Where the store is, as an option."""
-    return click.option("--url", "--store", name, metavar="URL", help=help)
+    return click.option("--url", "--store", name, metavar="URL", help=help, shell_complete=_places)
+
+
+def _stores(context: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
+    from detent.cli._complete import complete_store
+
+    return complete_store(context, parameter, begun)
+
+
+def _names(context: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
+    from detent.cli._complete import complete_name
+
+    return complete_name(context, parameter, begun)
+
+
+def _places(context: click.Context, parameter: click.Parameter, begun: str) -> list[Any]:
+    from detent.cli._complete import places
+
+    del context, parameter
+    return places(begun)
 
 
 def with_options(options: Sequence[Option]) -> Callable[[Function], Function]:
@@ -77,10 +96,12 @@ def takes_store(*names: str, rest: str = "") -> Callable[[Function], Function]:
 
         decorated: Any = command
         if rest:
-            decorated = click.argument(last, metavar=rest, nargs=-1)(decorated)
+            decorated = click.argument(last, metavar=rest, nargs=-1, shell_complete=_names)(decorated)
         for name in reversed(names):
-            decorated = click.argument(name.lower(), metavar=name.upper(), required=False)(decorated)
-        result: Function = url_option()(click.argument("url", metavar="[URL]", required=False)(decorated))
+            told = click.argument(name.lower(), metavar=name.upper(), required=False, shell_complete=_names)
+            decorated = told(decorated)
+        first = click.argument("url", metavar="[URL]", required=False, shell_complete=_stores)
+        result: Function = url_option()(first(decorated))
         return result
 
     return decorate
@@ -96,7 +117,7 @@ def may_take_store(function: Function) -> Function:
         given = named if url is None else url
         return function(url=None if given is None else as_url(given), **values)
 
-    decorated: Any = click.argument("url", metavar="[URL]", required=False)(command)
+    decorated: Any = click.argument("url", metavar="[URL]", required=False, shell_complete=_places)(command)
     result: Function = url_option()(decorated)
     return result
 
@@ -151,6 +172,28 @@ force_option = click.option(
 
 store_options = with_options([force_option, json_option])
 """Those of commands that go through the owner of a store."""
+
+
+def _choose_columns(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    from detent.cli._output import table_columns
+
+    if parameter.name == "wide":
+        table_columns().is_wide = value
+    elif value is not None:
+        names = tuple(name.strip().lower() for name in value.split(","))
+        if not all(names):
+            raise click.BadParameter("name columns, with commas between them, such as name,failed", context, parameter)
+        table_columns().named = names
+
+
+table_options = with_options(
+    [
+        click.option("--wide", is_flag=True, expose_value=False, callback=_choose_columns, help="Show all columns."),
+        click.option("--columns", metavar="NAME,...", expose_value=False, callback=_choose_columns,
+                     help="Show these columns, in this order."),
+    ]
+)  # fmt: skip
+"""Those of commands whose table leaves out columns where a terminal is narrow."""
 
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 

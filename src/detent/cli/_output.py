@@ -6,8 +6,9 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -22,20 +23,63 @@ def print_answer(document: Any, text: str, *, as_json: bool) -> None:
     print_json(document) if as_json else click.echo(text)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, is_divisible: bool = False) -> None:
+TABLE: Final = "detent.cli.table"
+"""Where a command's context has which columns of its table are wanted."""
+
+
+@dataclass
+class TableColumns:
+    """Which columns are wanted of a table: all, those that are named, or those for which there is room."""
+
+    is_wide: bool = False
+    named: tuple[str, ...] = ()
+
+
+def table_columns() -> TableColumns:
+    """What the person has said of this command's table."""
+    context = click.get_current_context(silent=True)
+    found: TableColumns = TableColumns() if context is None else context.meta.setdefault(TABLE, TableColumns())
+    return found
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, spare: Sequence[str] = (), is_divisible: bool = False
+) -> None:
     """A table in which nothing is cut: no wider than a terminal, as `Grid` says; in a pipe plain columns, as wide as
-    they are, with one line for each row."""
+    they are, with one line for each row. On a narrow terminal the `spare` columns are left out, the first one first,
+    unless the person wants all."""
+    wanted = table_columns()
+    if wanted.named:
+        columns, rows = _named_columns(columns, rows, wanted.named)
     if sys.stdout.isatty():
         from rich.console import Console
 
-        from detent.grid import Grid
+        from detent.grid import Grid, columns_kept
 
-        Console().print(Grid(columns, rows, is_divisible=is_divisible), soft_wrap=True)
+        console = Console()
+        if spare and not wanted.is_wide and not wanted.named:
+            kept = columns_kept(columns, rows, console.width, spare)
+            left_out = [column for at, column in enumerate(columns) if at not in kept]
+            columns, rows = [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
+            if left_out:
+                note(f"not shown, for want of room: {', '.join(left_out)} (--wide shows all, --columns those you name)")
+        console.print(Grid(columns, rows, is_divisible=is_divisible), soft_wrap=True)
         return
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     for row in ([column.upper() for column in columns], *rows):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         click.echo("  ".join(cells).rstrip())
+
+
+def _named_columns(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], named: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    """The columns that are named, in that order."""
+    for name in named:
+        if name not in columns:
+            raise click.UsageError(f"this table has no column {name!r}; it has {', '.join(columns)}")
+    places = [list(columns).index(name) for name in named]
+    return list(named), [[row[at] for at in places] for row in rows]
 
 
 def print_fields(fields: dict[str, str]) -> None:

@@ -281,7 +281,12 @@ def _cell(column: ReportColumn, part: Report) -> Any:
     from rich.text import Text
 
     text = line_text(column.cell(part))
-    return Text(text, style=_COLOURS.get(text, "")) if column.head in {"state", "status"} else text
+    return Text(text, style=state_style(text)) if column.head in {"state", "status"} else text
+
+
+def state_style(state: str) -> str:
+    """The colour of a state, on a terminal that has colours and where NO_COLOR is not set."""
+    return _COLOURS.get(state, "")
 
 
 def title_of(report: Report) -> str:

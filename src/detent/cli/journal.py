@@ -23,6 +23,7 @@ from detent.cli._common import (
     prefix_option,
     resolve,
     store_options,
+    table_options,
     takes_store,
     yes_option,
 )
@@ -77,6 +78,7 @@ def journal() -> None:
 @journal.command("ls")
 @takes_store()
 @prefix_option
+@table_options
 @json_option
 def list_journals(url: str, prefix: str, as_json: bool) -> None:
     """List the journals of a store.
@@ -104,7 +106,7 @@ def list_journals(url: str, prefix: str, as_json: bool) -> None:
         ]
         for info in found
     ]
-    print_table(["name", "messages", "first", "next", "size", "updated"], rows)
+    print_table(["name", "messages", "first", "next", "size", "updated"], rows, spare=["updated", "first", "next"])
 
 
 def _info_fields(info: JournalInfo) -> dict[str, Any]:

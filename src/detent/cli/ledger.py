@@ -14,6 +14,7 @@ from detent.cli._common import (
     open_for_writing,
     prefix_option,
     store_options,
+    table_options,
     takes_store,
     yes_option,
 )
@@ -52,6 +53,7 @@ def ledger() -> None:
 @ledger.command("ls")
 @takes_store()
 @prefix_option
+@table_options
 @store_options
 def list_ledgers(url: str, prefix: str, force: bool, as_json: bool) -> None:
     """List the ledgers of a store with the highest batch of each.
@@ -69,7 +71,7 @@ def list_ledgers(url: str, prefix: str, force: bool, as_json: bool) -> None:
         [line_text(info.name), _batch(info), _text(info.query), _text(info.run), time_text(ms_of(info.updated))]
         for info in found
     ]
-    print_table(["name", "batch", "query", "run", "updated"], rows)
+    print_table(["name", "batch", "query", "run", "updated"], rows, spare=["run", "query"])
 
 
 @ledger.command()

@@ -18,6 +18,7 @@ from detent.cli._common import (
     open_for_writing,
     prefix_option,
     store_options,
+    table_options,
     takes_store,
     yes_option,
 )
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 COUNTERS = ("total_routed", "total_acked", "total_failed", "total_dead_lettered", "total_expired", "total_purged")
 _LABELS = {"total_dead_lettered": "dead lettered"}
 NUMBERS = ("available", "delayed", "blocked", "blocked_delayed", "in_flight", "failed", "done", *COUNTERS)
+SPARE_NUMBERS = (
+    "purged", "expired", "dead lettered", "gave up", "blocked delayed", "routed", "acked", "done", "blocked", "delayed",
+)  # fmt: skip
+"""Columns that a narrow terminal leaves out, the first one first."""
 
 
 @click.group(cls=CommandList, short_help="Create queues, publish to them, claim from them.")
@@ -199,6 +204,7 @@ def contents_text(info: QueueInfo, *, available: bool = True, flying: bool = Tru
 @queue.command("ls")
 @takes_store()
 @prefix_option
+@table_options
 @store_options
 def list_queues(url: str, prefix: str, force: bool, as_json: bool) -> None:
     """List the queues of a store.
@@ -225,7 +231,9 @@ def list_queues(url: str, prefix: str, force: bool, as_json: bool) -> None:
         ]
         for info in found
     ]
-    print_table(["name", "available", "delayed", "in flight", "failed", "state"], rows)
+    print_table(
+        ["name", "available", "delayed", "in flight", "failed", "state"], rows, spare=["delayed", "in flight", "state"]
+    )
     if unmatched:
         note(f"{count_text(unmatched)} matched no queue; one created with --earliest gets what its filter matches")
 
@@ -301,6 +309,7 @@ def _age(info: QueueInfo) -> str:
 @queue.command()
 @takes_store(rest="[QUEUE]...")
 @click.option("--watch", metavar="SECONDS", type=click.FloatRange(0.1), help="Look again every so often, until Ctrl-C.")
+@table_options
 @store_options
 def stats(url: str, queue: tuple[str, ...], watch: float | None, force: bool, as_json: bool) -> None:
     """Show the numbers of some queues, or of all.
@@ -310,7 +319,8 @@ def stats(url: str, queue: tuple[str, ...], watch: float | None, force: bool, as
     counted since it was made: messages ROUTED to it, ACKED, given up (GAVE UP), EXPIRED and PURGED. OLDEST is how long
     the oldest available message has waited. For one queue it also shows what is available at each priority.
 
-    A terminal that is too narrow gets several tables. With --watch and --json, each look is one line.
+    A terminal that is too narrow gets fewer columns, or with --wide several tables. With --watch and --json, each look
+    is one line.
 
     \b
     Examples:
@@ -348,7 +358,7 @@ def _print_stats(found: list[QueueInfo], *, one: bool, as_json: bool, watched: b
         heads = ["name", *(name.removeprefix("total_").replace("_", " ") for name in NUMBERS), "oldest"]
         heads[heads.index("failed", heads.index("failed") + 1)] = "gave up"
         rows = [[info.name, *(str(getattr(info, name)) for name in NUMBERS), _age(info)] for info in found]
-        print_table(heads, rows, is_divisible=True)
+        print_table(heads, rows, spare=SPARE_NUMBERS, is_divisible=True)
     sys.stdout.flush()
 
 

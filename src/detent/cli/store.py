@@ -126,8 +126,8 @@ def verify(url: str, limit: int, as_json: bool) -> None:
 
     Checksums of all records and fragments, counts, the order of commits worked out again from the messages,
     producers, open transactions; the queues' state worked out again from its log, and that each queued message has
-    its body and its metadata; ledgers and pins; consumers and their shards. Nothing is changed, and a writer may
-    be at work meanwhile.
+    its body and its metadata; ledgers and pins; consumers and their shards; schedules. Nothing is changed, and a
+    writer may be at work meanwhile.
     Exits with 1 if anything is wrong.
 
     \b
@@ -150,7 +150,8 @@ def verify(url: str, limit: int, as_json: bool) -> None:
                 f"{count_text(counts.blocks, 'block')} and {count_text(counts.fragments, 'fragment')}, "
                 f"{count_text(counts.queues, 'queue')}, {count_text(counts.queued, 'queued message')}, "
                 f"{size_text(counts.body_bytes)} of bodies, {count_text(counts.ledgers, 'ledger')}, "
-                f"{count_text(counts.consumers, 'consumer')}, {count_text(counts.records, 'record')}, "
+                f"{count_text(counts.consumers, 'consumer')}, {count_text(counts.schedules, 'schedule')}, "
+                f"{count_text(counts.records, 'record')}, "
                 f"{size_text(counts.bytes)}"
             )
             problems = count_text(len(findings), "problem") if findings else "no problem found"

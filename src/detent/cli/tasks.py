@@ -22,11 +22,13 @@ from detent.cli._common import (
     parse_place,
     prefix_option,
     store_options,
+    table_options,
     timeout_option,
     url_option,
     with_options,
     yes_option,
 )
+from detent.cli._complete import complete_task
 from detent.cli._output import line_text, note, print_fields, print_json, print_table, time_text
 from detent.cli.kinds import INGEST, KINDS, find_all
 from detent.cli.kinds.ingest import ingests_of, is_database, settings_of
@@ -171,7 +173,12 @@ def _meant(
 
 
 _takes_task = with_options(
-    [click.argument("words", metavar="[URL] TASK", nargs=-1, required=True), url_option(), force_option, json_option]
+    [
+        click.argument("words", metavar="[URL] TASK", nargs=-1, required=True, shell_complete=complete_task),
+        url_option(),
+        force_option,
+        json_option,
+    ]
 )
 """The arguments and options that all verbs have which are for one task."""
 
@@ -191,6 +198,7 @@ _only_option = click.option(
 @click.option("--kind", type=click.Choice(_NOUNS), help="Only tasks of this kind.")
 @prefix_option
 @url_option()
+@table_options
 @store_options
 def list_tasks(place: str | None, kind: str | None, prefix: str, named: str | None, force: bool, as_json: bool) -> None:
     """List tasks: consumers, graphs, apps, workers, pipelines and ingests, with how they are.
@@ -222,7 +230,8 @@ def list_tasks(place: str | None, kind: str | None, prefix: str, named: str | No
         print_json([report.as_json() for report in reports])
         return
     rows = [[report.title, *_cells(report)] for report in reports]
-    print_table(["task", "state", "done", "lag", "error"], [list(map(line_text, row)) for row in rows])
+    cells = [list(map(line_text, row)) for row in rows]
+    print_table(["task", "state", "done", "lag", "error"], cells, spare=["done"])
 
 
 def _report_of(one: KnownTask) -> Report:

@@ -28,6 +28,7 @@ Others:
 
     ledger.py      ledger rows and pins
     shard.py       consumers and their shards
+    schedule.py    schedules
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from detent.codec.keys import (
     SUBSYSTEM_LEDGER,
     SUBSYSTEM_LOG,
     SUBSYSTEM_QUEUE,
+    SUBSYSTEM_SCHEDULE,
     SUBSYSTEM_SHARD,
     SUBSYSTEMS,
     KeyReader,
@@ -79,6 +81,7 @@ __all__ = [
     "SUBSYSTEM_LEDGER",
     "SUBSYSTEM_LOG",
     "SUBSYSTEM_QUEUE",
+    "SUBSYSTEM_SCHEDULE",
     "SUBSYSTEM_SHARD",
     "U8_MAX",
     "U16_MAX",

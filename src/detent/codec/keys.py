@@ -29,6 +29,7 @@ SUBSYSTEM_JOURNAL: Final = 0x06
 SUBSYSTEM_ENGINE: Final = 0x07
 SUBSYSTEM_LEDGER: Final = 0x08
 SUBSYSTEM_SHARD: Final = 0x09
+SUBSYSTEM_SCHEDULE: Final = 0x0A
 
 _F64: Final = struct.Struct(">d")
 

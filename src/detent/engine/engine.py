@@ -190,6 +190,13 @@ class Engine:
         if operations:
             self._post(_Posted(b"", POSTED, 0, operations, lost))
 
+    def act(self, operations: list[Operation]) -> list[Result]:
+        """Apply operations of this process's own as one transaction; their results, once they are durable. After
+        `Unavailable` they may have been applied, so it must do no harm to apply them again."""
+        ticket = Ticket(_Posted(b"", POSTED, 0, operations))
+        self._lead.commit(ticket)
+        return ticket.outcome()
+
     def _post(self, posted: _Posted) -> None:
         try:
             self._lead.submit(Ticket(posted, self._after_post), always=True)

@@ -79,6 +79,7 @@ class Counts:
     shards: int = 0
     states: int = 0
     """Entries of the state that shards keep in the store."""
+    schedules: int = 0
     bytes: int = 0
     """Keys, values and fragments."""
     damaged: int = 0

@@ -28,7 +28,15 @@ RESTORING: Final = 255
 
 CHECKSUM_BYTES: Final = 8
 
-SUBSYSTEMS: Final[dict[int, str]] = {3: "log", 5: "queue", 6: "journal", 7: "engine", 8: "ledger", 9: "shard"}
+SUBSYSTEMS: Final[dict[int, str]] = {
+    3: "log",
+    5: "queue",
+    6: "journal",
+    7: "engine",
+    8: "ledger",
+    9: "shard",
+    10: "schedule",
+}
 """The first byte of every key. 00 is the kv engine's; 01, 02, 04 are formats Detent does not write."""
 
 Check = Callable[[bytes, Any], bytes | None]

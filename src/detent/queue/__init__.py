@@ -21,6 +21,7 @@ A publish:
     state.py             what the owner remembers of one queue
     places.py            its messages in order, and which of them can be claimed
     bucket.py            up to a thousand places side by side
+    fair.py              queues whose groups are tenants: none starves the others
     grouped.py           the same for a queue with groups: one message at a time from the line of each
     holdings.py          which queues still need a message, so that its body can go
 

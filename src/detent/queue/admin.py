@@ -102,7 +102,7 @@ def configure(memory: QueueMemory, op: ops.ConfigureQueue, context: ApplyContext
         raise Conflict(f"the filter of {op.queue!r} was changed meanwhile: look at it again")
     config = changed(op.queue, state.config, op.settings)
     _check_dead_letter(memory, op.settings)
-    if config.group_header != state.config.group_header:
+    if (config.group_header, config.group_fair) != (state.config.group_header, state.config.group_fair):
         state = _regrouped(memory, state, config)
     state.config = config
     state.reconfigured()

@@ -134,6 +134,17 @@ class Offers:
         self._heap: list[int] = []
         self._listed: set[int] = set()
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._heap)
+
+    @property
+    def top(self) -> int:
+        """The oldest one, whether it can still be claimed or not."""
+        return self._heap[0]
+
     def add(self, place: int) -> None:
         """A place can be claimed. One that could be before, and was passed by since, is still there."""
         if place not in self._listed:
@@ -173,6 +184,10 @@ class GroupedState(QueueState):
         self._clock = clock
         self.lines: dict[bytes, GroupLine] = {}
         self.offers: dict[int, Offers] = {}
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """What a kind of groups has beside."""
 
     # -- one place ---------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from detent.engine import ApplyContext
 from detent.errors import LimitExceeded, NotFound
 from detent.kv import Reader, View
 from detent.queue import operations as ops
+from detent.queue.fair import FairState
 from detent.queue.filters import Filter, addressed_queue
 from detent.queue.grouped import GroupedState
 from detent.queue.holdings import LIVE, Holdings, Undo
@@ -264,7 +265,8 @@ class QueueMemory:
         """A queue with nothing in it."""
         cursor = QueueCursor(next_message, 0, config.generation, 0, 0, 0, 0, 0, 0, 0)
         if config.group_header:
-            return GroupedState(name, config, cursor, self.wheel, self.holdings, lambda: self.now_ms)
+            kind = FairState if config.group_fair else GroupedState
+            return kind(name, config, cursor, self.wheel, self.holdings, lambda: self.now_ms)
         return QueueState(name, config, cursor, self.wheel, self.holdings)
 
     def queue(self, name: str) -> QueueState:

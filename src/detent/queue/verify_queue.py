@@ -48,7 +48,7 @@ class QueueCheck:
         self._held: list[tuple[bytes, np.ndarray]] = []
         self._deliveries: set[int] = set()
         self._grouped = bool(config.group_header)
-        self._overlap = config.group_overlap
+        self._overlap = config.group_overlap or config.group_fair
         self._flying: dict[bytes, tuple[int, str]] = {}  # by group, which claim has messages of it
         self._assigned: dict[str, dict[int, int]] = {}  # by reader, deliveries in flight without an end, and since when
 

@@ -18,8 +18,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from detent import crash
-from detent.engine import Engine, OwnerTime, Request, Result, Ticket
-from detent.errors import Fenced, Invalid, Unavailable
+from detent.engine import Engine, Machine, OwnerTime, Request, Result, Ticket
+from detent.errors import DetentError, Fenced, Invalid, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.fragments import sweep
 from detent.journal.producers import Given, Producers
@@ -35,6 +35,7 @@ from detent.runtime.backoff import Backoff
 from detent.runtime.supervisor import Supervised
 from detent.runtime.task import Next, Restart, Task
 from detent.runtime.thread import start
+from detent.schedule import Firing, ScheduleMachine
 from detent.shard import ShardMachine
 
 TICK_S: Final = 1.0
@@ -78,9 +79,9 @@ class LocalOwner:
             self.reader = writer
             self.journals = JournalMachine(writer)
             self.queues = QueueMachine(writer)
-            self.engine = Engine(
-                writer, [self.journals, self.queues, LedgerMachine(), ShardMachine(writer)], now_ms=now_ms
-            )
+            self.schedules = ScheduleMachine(self.queues)
+            records: list[Machine] = [LedgerMachine(), ShardMachine(writer), self.schedules]
+            self.engine = Engine(writer, [self.journals, self.queues, *records], now_ms=now_ms)
             crash.point("owner.after_load")
             if directory is not None and lock is not None:
                 self._server = SocketServer(self.new_app(), socket_path(directory))
@@ -92,7 +93,7 @@ class LocalOwner:
             writer.close()
             raise
         self._housekeeper = Housekeeper(self)
-        self.queues.watch.timer = self._housekeeper.look_at
+        self.queues.watch.timer = self.schedules.timer = self._housekeeper.look_at
 
     @property
     def socket(self) -> Path | None:
@@ -170,6 +171,7 @@ class LocalOwner:
     def close(self) -> None:
         """Stop serving, finish what is under way, give the lock back."""
         self._housekeeper.stop()
+        self._fire_last()
         for app in self._apps:
             app.end_waits()
         if self._server is not None:
@@ -178,10 +180,18 @@ class LocalOwner:
         if self._lock is not None:
             self._lock.release()
 
+    def _fire_last(self) -> None:
+        """Publish what a caller has asked for by hand just now: there may be no other owner for long."""
+        try:
+            if self.schedules.is_due(self.engine.now_ms()):
+                Firing(self.engine).run()
+        except DetentError as error:  # it stays due, for the next owner
+            logger.info("the store closes with schedules that are due: %s", error)
+
 
 class Housekeeper(Task):
-    """Calls the engine about once a second, and when a timer is due that a caller waits for; and the sweeper about once
-    an hour."""
+    """Calls the engine about once a second, and when a timer is due that a caller waits for; has schedules publish when
+    they are due; and calls the sweeper about once an hour."""
 
     kind = "housekeeper"
 
@@ -189,6 +199,7 @@ class Housekeeper(Task):
         super().__init__("detent-housekeeper")
         self.restart = Restart(Backoff(TICK_S, TICK_S))
         self._owner = owner
+        self._firing = Firing(owner.engine)
         self._next_ms = 0
         self._next_tick = time.monotonic() + TICK_S
         self._next_sweep = time.monotonic() + SWEEP_EVERY_S
@@ -211,12 +222,14 @@ class Housekeeper(Task):
         now = time.monotonic()
         if now < self._next_tick:
             self._owner.engine.keep_house()
-            return
-        self._next_tick = now + TICK_S
-        self._owner.engine.tick()
-        if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_EVERY_S
-            self._owner.sweep()
+        else:
+            self._next_tick = now + TICK_S
+            self._owner.engine.tick()
+            if now >= self._next_sweep:
+                self._next_sweep = now + SWEEP_EVERY_S
+                self._owner.sweep()
+        if self._owner.schedules.is_due(self._owner.engine.now_ms()):
+            self._firing.run()
 
     def is_hopeless(self, error: Exception) -> bool:
         """Another process owns the store."""

@@ -13,12 +13,13 @@ from detent.queue import QueueMachine, listing, peeking, surveying
 from detent.queue import operations as queues
 from detent.queue import reader_operations as readers
 from detent.queue.filters import default_filter
+from detent.schedule import operations as schedules
 from detent.shard import operations as shards
 
 Right = Literal["read", "publish", "consume", "admin"]
 """What a caller may do. `read` looks: at counts, settings and messages, without claiming any."""
 
-Kind = Literal["queue", "journal", "ledger", "consumer", "metrics"]
+Kind = Literal["queue", "journal", "ledger", "consumer", "schedule", "metrics"]
 
 
 EVERYTHING: Final = "*"
@@ -39,7 +40,7 @@ def includes(granted: str, right: str) -> bool:
 
 
 class GrantedRight(Protocol):
-    """A right on the queues, journals, ledgers or consumers whose names match a pattern."""
+    """A right on the queues, journals, ledgers, consumers or schedules whose names match a pattern."""
 
     @property
     def right(self) -> str: ...
@@ -160,6 +161,11 @@ NEEDS: Final[dict[type[Operation], Need]] = {
     shards.ResetShards: _consumer_admin,
     shards.DeleteConsumer: _consumer_admin,
     shards.DescribeConsumers: Need("read", "consumer", "name"),
+    schedules.PutSchedule: Need("admin", "schedule", "name"),
+    schedules.PauseSchedule: Need("admin", "schedule", "name"),
+    schedules.DeleteSchedule: Need("admin", "schedule", "name"),
+    schedules.AskSchedule: Need("publish", "schedule", "name"),
+    schedules.DescribeSchedules: Need("read", "schedule", "name"),
 }
 
 
@@ -210,6 +216,8 @@ def require(caller: RightsHolder, operations: Sequence[Operation], machine: Queu
             caller.require_everywhere(need.right)
         if isinstance(operation, queues.CreateQueue | queues.ConfigureQueue):
             require_settings(caller, operation.queue, operation.settings.filter, operation.settings.dead_letter)
+        if isinstance(operation, schedules.PutSchedule):  # what it publishes, it publishes for the caller
+            caller.require("publish", operation.target, operation.place)
         for also in _also(operation, need):
             caller.require("publish", need.kind, also)
 

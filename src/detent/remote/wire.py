@@ -31,6 +31,7 @@ from detent.errors import BY_NAME, Corrupt, DetentError, Invalid, LimitExceeded
 from detent.journal import JournalMachine
 from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
+from detent.schedule import ScheduleMachine
 from detent.shard import ShardMachine
 
 SMALL_BYTES: Final = 4 << 10
@@ -103,7 +104,7 @@ BODY_WAIT_S = 60.0
 TRANSACTION_TYPE = "application/vnd.detent.transaction+msgpack"
 PROBLEM_TYPE = "application/problem+json"
 
-MACHINES = (JournalMachine, QueueMachine, LedgerMachine, ShardMachine)
+MACHINES = (JournalMachine, QueueMachine, LedgerMachine, ShardMachine, ScheduleMachine)
 """The layers whose operations travel on the wire."""
 
 _WireRequest = msgspec.defstruct(

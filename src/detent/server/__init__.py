@@ -28,6 +28,7 @@ The JSON API:
     jsonbody.py         JSON of a request, checked against its type
     api_journals.py     the routes for journals
     api_queues.py       the routes for queues
+    api_schedules.py    the routes for schedules, and what the console does with them
     api_transaction.py  the route for transactions
     api_consumers.py    the routes for consumers
     api_ledgers.py      the routes for ledgers and pins
@@ -38,6 +39,7 @@ The JSON API:
     models.py           bytes, durations and times in JSON
     models_journals.py  journals in JSON
     models_queues.py    queues in JSON, and a look into one
+    models_schedules.py schedules in JSON
     receipts.py         which queue a receipt belongs to, so that rights can be checked
     arrow.py            messages as Arrow streams, in and out
     openapi.py          the OpenAPI document, made from the routes

@@ -88,8 +88,8 @@ def parse_grant(text: str) -> Grant:
     if right not in RIGHTS or kind not in {*KINDS, EVERYTHING} or not pattern:
         raise Invalid(
             f"{text!r} is not a grant: write RIGHT:KIND:PATTERN, where RIGHT is one of {', '.join(RIGHTS)}, KIND is "
-            "queue, journal, ledger, consumer, metrics or *, and PATTERN a name, with * and ? as in a shell; for "
-            "example consume:queue:orders* or read:*:*"
+            "queue, journal, ledger, consumer, schedule, metrics or *, and PATTERN a name, with * and ? as in a shell; "
+            "for example consume:queue:orders* or read:*:*"
         )
     if len(pattern.encode()) > PATTERN_BYTES_MAX:
         raise LimitExceeded(f"a pattern has at most {PATTERN_BYTES_MAX} bytes")

@@ -10,6 +10,7 @@ import msgspec
 
 from detent.names import NAME_MAX, NAME_PATTERN, TEXT_NAME_BYTES_MAX
 from detent.remote.wire import PROBLEM_TYPE, Problem
+from detent.schedule.operations import NAME_MAX as SCHEDULE_NAME_MAX
 from detent.server.http import JSON
 from detent.server.models import NUMBER_MAX
 from detent.server.route import ARROW, Route
@@ -18,8 +19,8 @@ TITLE: Final = "Detent"
 VERSION: Final = "1"
 DESCRIPTION: Final = """Queues and journals in which each message takes effect exactly once.
 
-Names of queues and journals stand percent-encoded in the path (`orders/eu` is `orders%2Feu`). Durations are text such
-as "30s", or numbers of seconds; times are ISO 8601. An error's body says its name and what to do."""
+Names of queues, journals and schedules stand percent-encoded in the path (`orders/eu` is `orders%2Feu`). Durations are
+text such as "30s", or numbers of seconds; times are ISO 8601. An error's body says its name and what to do."""
 
 ALWAYS: Final = (400, 401, 403, 405, 413, 429, 500, 503)
 """What any request may be answered with; 405 if it has another method than the document says."""
@@ -44,6 +45,7 @@ _NAME_SCHEMA: Final = {"type": "string", "maxLength": NAME_MAX, "pattern": f"^{N
 _PARAMETERS: Final = {
     "queue": ("The queue's name.", _NAME_SCHEMA),
     "journal": ("The journal's name.", _NAME_SCHEMA),
+    "schedule": ("The schedule's name.", {**_NAME_SCHEMA, "maxLength": SCHEDULE_NAME_MAX}),
     "consumer": ("The consumer's name.", {"type": "string", "minLength": 1, "maxLength": TEXT_NAME_BYTES_MAX}),
     "message": ("The message's number.", {"type": "integer", "minimum": 0, "maximum": NUMBER_MAX}),
 }

@@ -152,7 +152,7 @@ class ApiCall(Generic[Body, Query]):
 Answer = AnswerModel | Response
 Handler = Callable[[ApiCall[Any, Any]], Awaitable[Answer]]
 
-NAMED: Final[tuple[Kind, ...]] = ("queue", "journal", "consumer")
+NAMED: Final[tuple[Kind, ...]] = ("queue", "journal", "consumer", "schedule")
 """Kinds of what a path can name."""
 
 Need = Right | Literal["any"] | None
@@ -209,7 +209,7 @@ class Route:
 
 
 def may_see(caller: Caller, kind: Kind, name: str) -> bool:
-    """Whether a caller has anything to do with a queue or journal."""
+    """Whether a caller has anything to do with a queue, journal or schedule."""
     return any(caller.may(right, kind, name) for right in RIGHTS)
 
 

@@ -64,7 +64,9 @@ class QueueSettings(TypedDict, total=False):
     - `dead_letter_retention`, of a queue that gets dead letters: how long it keeps each of them at least, from when it
       came; None leaves them the retention that they were published with;
     - `group_overlap`: a message of a group that comes back is given out again while later ones of the group are in
-      flight still, as SQS has it.
+      flight still, as SQS has it;
+    - `group_fair`: the groups are tenants without an order: a claim takes messages of the group that has the fewest in
+      flight, so that none starves the others.
     """
 
     filter: str | None
@@ -83,6 +85,7 @@ class QueueSettings(TypedDict, total=False):
     group_header: str | None
     dead_letter_retention: Duration | None
     group_overlap: bool
+    group_fair: bool
 
 
 class StoredQueue(NamedTuple):
@@ -111,6 +114,7 @@ class StoredQueue(NamedTuple):
     group_header: str = ""
     dead_letter_retention_s: int = 0
     group_overlap: bool = False
+    group_fair: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class ConfiguredQueue:
     group_header: str
     dead_letter_retention: timedelta | None
     group_overlap: bool
+    group_fair: bool
 
 
 _TO_ESCAPE: Final = re.compile(r'["\\\x00-\x1f\x7f]')
@@ -278,6 +283,11 @@ QUEUE: Final = Settings(
     group_overlap=Flag(
         help="Give a message of a group that comes back out again while later ones of the group are in flight, as SQS "
         "does.",
+        later=True,
+    ),
+    group_fair=Flag(
+        help="The groups are tenants without an order: give out messages of the one that has the fewest in flight. It "
+        "can be changed while the queue is empty.",
         later=True,
     ),
 )

@@ -12,7 +12,17 @@ from detent.errors import Denied, DetentError, Invalid, NotFound
 from detent.remote.wire import encode_problem
 from detent.server.access import Caller
 from detent.server.api import Api
-from detent.server.console import journals, logging_in, messages, overview, preferences, queues, running, storing
+from detent.server.console import (
+    journals,
+    logging_in,
+    messages,
+    overview,
+    preferences,
+    queues,
+    running,
+    schedules,
+    storing,
+)
 from detent.server.console.assets import send_asset
 from detent.server.console.entrance import Entrance, TooManyTries
 from detent.server.console.live import Bell
@@ -26,8 +36,8 @@ if TYPE_CHECKING:
 PATH: Final = "/console"
 
 PAGES: Final = (
-    *overview.PAGES, *queues.PAGES, *messages.PAGES, *journals.PAGES, *running.PAGES, *storing.PAGES,
-    *preferences.PAGES,
+    *overview.PAGES, *queues.PAGES, *messages.PAGES, *journals.PAGES, *running.PAGES, *schedules.PAGES,
+    *storing.PAGES, *preferences.PAGES,
 )  # fmt: skip
 
 _TABLE: Final = {tuple(page.path.strip("/").split("/")): page for page in PAGES}

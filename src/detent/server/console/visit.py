@@ -108,7 +108,7 @@ class Visit:
         """The pages that lead to all others, and their names."""
         found = [
             ("", "Overview"), ("queues", "Queues"), ("journals", "Journals"), ("running", "Running"),
-            ("ledgers", "Ledgers"),
+            ("schedules", "Schedules"), ("ledgers", "Ledgers"),
         ]  # fmt: skip
         if self.may_everywhere("read"):
             found.append(("store", "Store"))

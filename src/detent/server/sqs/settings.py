@@ -399,8 +399,8 @@ def new_queue_settings(queue: str) -> dict[str, Any]:
     as long as it is retained, and one that was deleted leaves nothing."""
     found: dict[str, Any] = {"max_attempts": 0, "lease": "30s", "backoff": "0s", "done_retention": "0s"}
     found["dead_letter_retention"] = timedelta(seconds=KEPT_NUMBERS[RETENTION][2])
-    if is_fifo(queue):
-        found["group_header"], found["group_overlap"] = GROUP, True
+    found["group_header"] = GROUP
+    found["group_overlap" if is_fifo(queue) else "group_fair"] = True
     return found
 
 

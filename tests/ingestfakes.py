@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from botocore.exceptions import ClientError
 from pyspark.sql.types import StructType
 from sqlalchemy import select, update
@@ -257,15 +256,3 @@ class World:
 
 def name_of(uri: str) -> str:
     return uri.rpartition("/")[2]
-
-
-def hadoop_packed(codec: str, content: bytes, *, block: int = 1 << 16, part: int = 1 << 16) -> bytes:
-    """Blocks as Hadoop's codecs write them: each in one or more parts."""
-    found = b""
-    for start in range(0, len(content), block):
-        one = content[start : start + block]
-        found += len(one).to_bytes(4, "big")
-        for first in range(0, len(one), part):
-            data = pa.Codec(codec).compress(one[first : first + part], asbytes=True)
-            found += len(data).to_bytes(4, "big") + data
-    return found

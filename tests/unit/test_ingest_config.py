@@ -334,7 +334,7 @@ def test_csv_files_are_grouped_by_their_headers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [({"sep": "||"}, "one character"), ({"encoding": "none"}, "no encoding")],
+    [({"sep": "||"}, "one character"), ({"encoding": "none"}, "no encoding"), ({"charset": "utf-16"}, "not in utf-16")],
 )
 def test_csv_styles_in_which_no_header_can_be_found_are_refused(options: dict[str, str], why: str) -> None:
     with pytest.raises(Invalid, match=why):

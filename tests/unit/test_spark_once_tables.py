@@ -12,11 +12,13 @@ from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, St
 
 import tableworld
 from detent.errors import Conflict, Corrupt, Invalid, OtherInput
-from detent.spark import once_table, to_delta, to_iceberg
+from detent.spark import once_table, stream_query, to_delta, to_iceberg
+from detent.spark.pipeline_stream import TableEnd
 from detent.tables import maintenance, orphans
 from detent.tables.delta import DeltaPlace
 from detent.tables.iceberg_table import IcebergTable
 from detent.tables.marks import BatchKey
+from detent.tables.options import TableOptions
 from sparkframes import Frame
 
 SCHEMA = tableworld.SCHEMA
@@ -236,3 +238,14 @@ def test_batch_is_in_also_when_its_table_cannot_be_compacted(
         sinks(compact_after=1).write(frame(batch(number)), KEY._replace(batch=number))
     assert [row["id"] for row in sinks.rows()] == [0, 1]
     assert "was not compacted: others were faster" in caplog.text
+
+
+def test_table_of_a_pipeline_is_the_same_sink(sinks: Sinks) -> None:
+    options = TableOptions.checked(merge_on=["id"], sort_by="id")
+    where: dict[str, Any] = {"path": sinks.folder}
+    if sinks.kind == "iceberg":
+        where = {"path": "lake.t", "catalog": sinks.catalog, "location": sinks.folder}
+    table = TableEnd.at(options=options, **where)
+    for number, day in enumerate(("a", "b")):
+        stream_query._table_sink(table).write(frame(batch(1, 2 + number, day=day)), KEY._replace(batch=number))
+    assert [(row["id"], row["day"]) for row in sinks.rows()] == [(1, "b"), (2, "a"), (3, "b")]

@@ -34,8 +34,6 @@ A file, in the order in which things happen:
     pinned.py            what a task reads of an object: ranges of the writing that was announced or seen
     object_rows.py       lines, texts and bytes of objects as rows, and how objects are divided between tasks
     lines.py             the lines of a part of an object
-    records.py           the records of CSV whose values have ends of lines in quotes
-    packed.py            packed files, unpacked as they come in
     parquet_rows.py      Parquet objects as rows, with the types that Spark's reader gives
     schemas.py           the schemas that pipelines share
     csv_headers.py       the columns of each CSV file

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import csv
-import io
+import gzip
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from detent.errors import DetentError, Invalid
-from detent.ingest.packed import PieceFile, unpack
+from detent.ingest.pinned import is_packed_else
 from detent.ingest.staging import FilesFailed, StagedFile
 
 HEADER_BYTES_MAX: Final = 1 << 20
@@ -22,11 +22,11 @@ HEADER_BYTES_MAX: Final = 1 << 20
 REMARKS_BYTES_MAX: Final = 16 << 20
 """Remarks and empty lines before the first line. A packed file of a megabyte could have a gigabyte of them."""
 
-READ_BYTES: Final = 64 << 10
-"""What is read of a file at a time, for its first line."""
-
 LINES: Final = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
 """Encodings in which the end of a line is one byte, so that a first line can be cut off before it is decoded."""
+
+
+_UNPACKED: Final[dict[str, Any]] = {".gz": gzip.open, ".bz2": bz2.open}
 
 
 Grouped = dict[tuple[str, ...], tuple[str, list[str]]]
@@ -56,6 +56,10 @@ class HeaderStyle(NamedTuple):
             encoding = codecs.lookup(name).name
         except LookupError:
             raise Invalid(f"there is no encoding {name!r}") from None
+        if encoding not in LINES:
+            raise Invalid(
+                f"headers are read in one of {', '.join(sorted(LINES))}, not in {encoding}: set header = false"
+            )
         return cls(separator, given.get("quote", '"') or None, encoding, given.get("comment", ""))
 
     def is_first(self, line: bytes) -> bool:
@@ -84,14 +88,10 @@ def groups(folder: Path, files: Sequence[StagedFile], style: HeaderStyle) -> Gro
 
 
 def _first_line(path: Path, style: HeaderStyle) -> str:
-    if style.encoding not in LINES:
-        raise Invalid(
-            f"headers of local files are read in one of {', '.join(sorted(LINES))}, not in {style.encoding}: set "
-            "header = false"
-        )
-    with path.open("rb") as file:
-        content = io.BufferedReader(PieceFile(unpack(path.name, iter(partial(file.read, READ_BYTES), b""))))
-        return first_line(iter(lambda: content.readline(HEADER_BYTES_MAX), b""), style)
+    if is_packed_else(path.name):
+        raise Invalid(f"it ends with {path.suffix}, and first lines are read of .gz and .bz2: set header = false")
+    with _UNPACKED.get(path.suffix.lower(), Path.open)(path, "rb") as file:
+        return first_line(iter(lambda: file.readline(HEADER_BYTES_MAX), b""), style)
 
 
 def columns_of(text: str, style: HeaderStyle) -> tuple[str, ...]:

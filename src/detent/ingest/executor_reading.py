@@ -35,8 +35,7 @@ from detent.ingest.object_rows import (
 )
 from detent.ingest.objects import is_local
 from detent.ingest.parquet_rows import FoundColumns, column_rows, parquet_rows, spark_schema
-from detent.ingest.pinned import ObjectAccess, ObjectSplit, PinnedObject
-from detent.ingest.records import RecordStyle
+from detent.ingest.pinned import ObjectAccess, ObjectSplit, PinnedObject, is_packed_else
 from detent.ingest.staging import FilesFailed
 
 HEADER_BYTES: Final = 64 << 10
@@ -50,29 +49,28 @@ _REBASING: Final = ("datetimerebasemode", "int96rebasemode")
 
 
 def reads_in_tasks(uri: str, kind: str, options: Mapping[str, str]) -> bool:
-    """Whether a file is read by the tasks that parse it, as all objects are. Local files are not, nor data of messages:
-    those are copied to a folder first. `Invalid` for options by which tasks cannot read objects."""
+    """Whether a file is read by the tasks that parse it. Local files are not, nor data of messages, nor files whose
+    lines cannot be told apart without parsing them, or that only Spark unpacks: those are copied to a folder first."""
+    given = {name.lower(): value for name, value in options.items()}
     if is_local(uri) or not uri.startswith("s3:"):
         return False
-    given = {name.lower(): value for name, value in options.items()}
-    legacy = [f"{name} = {given[name]}" for name in _REBASING if given.get(name, "CORRECTED").upper() != "CORRECTED"]
-    if kind == "parquet" and legacy:
-        raise Invalid(
-            f"the tasks that read Parquet objects take times as they are, and {', '.join(legacy)} asks for others: set "
-            "CORRECTED, or write the files anew with a Spark of 3.0 or later"
-        )
-    if kind in {"json", "csv", "text"}:
-        _encoding(given)
-    return True
+    if kind == "parquet":
+        return not any(name in given for name in _REBASING)
+    if kind != "binary" and is_packed_else(uri):
+        return False
+    if kind == "csv" and given.get("multiline", "false").lower() == "true":
+        return False
+    return _encoding(given) is not None
 
 
-def _encoding(given: Mapping[str, str]) -> str:
-    """The encoding of files, by Python's name of it."""
+def _encoding(given: Mapping[str, str]) -> str | None:
+    """The encoding of files, by Python's name of it; None if the end of a line is not one byte in it."""
     name = given.get("encoding", given.get("charset", "utf-8"))
     try:
-        return codecs.lookup(name).name
+        found = codecs.lookup(name).name
     except LookupError:
-        raise Invalid(f"there is no encoding {name!r} among those that tasks can read objects in") from None
+        return None
+    return found if found in csv_headers.LINES else None
 
 
 class ExecutorSource:
@@ -151,19 +149,11 @@ class ExecutorSource:
 
     def _style(self) -> LineStyle:
         given = {name.lower(): value for name, value in self._options.items()}
-        is_parted = self._is_parted
-        is_whole = not is_parted and "true" in {given.get("wholetext", "").lower(), given.get("multiline", "").lower()}
+        is_whole = "true" in {given.get("wholetext", "").lower(), given.get("multiline", "").lower()}
         header = None
         if self._kind == "csv" and given.get("header", "false").lower() == "true":
             header = csv_headers.HeaderStyle.of(self._options)
-        records = RecordStyle(self._options) if is_parted else None
-        return LineStyle(_encoding(given), given.get("linesep", "").encode(), is_whole, records, header)
-
-    @property
-    def _is_parted(self) -> bool:
-        """Whether values of CSV may have ends of lines in quotes."""
-        given = {name.lower(): value for name, value in self._options.items()}
-        return self._kind == "csv" and given.get("multiline", "").lower() == "true"
+        return LineStyle(_encoding(given) or "utf-8", given.get("linesep", "").encode(), is_whole, header)
 
     def load(
         self, schema: StructType | None, options: Mapping[str, str], names: Sequence[str] | None = None
@@ -196,11 +186,10 @@ class ExecutorSource:
         plain = parsing(options)
         if self._kind == "csv":
             comment = plain.get("comment", "")
-            lines = lines.where((F.col("value") if self._is_parted else F.trim("value")) != "")
+            lines = lines.where(F.trim("value") != "")
             if comment:
                 lines = lines.where(~F.col("value").startswith(comment))
-            multiline = {"multiLine": "true"} if self._is_parted else {}  # which keeps ends of lines as they are
-            row = F.from_csv("value", schema.toDDL(), {**plain, **multiline})
+            row = F.from_csv("value", schema.toDDL(), plain)
         else:
             lines = lines.where(F.trim("value") != "")
             row = F.from_json("value", schema, plain)
@@ -212,7 +201,7 @@ class ExecutorSource:
         self, schema: StructType | None, options: Mapping[str, str], names: Sequence[str] | None = None
     ) -> DataFrame:
         """The same, without where they came from: then lines go to Spark's own readers."""
-        if schema is None or self._kind == "parquet" or self._is_parted:
+        if schema is None or self._kind == "parquet":
             return self.load(schema, options, names).drop(METADATA)
         reader = self._spark.read.options(**parsing(options)).schema(schema)
         values = self.lines(names).select("value")
@@ -249,8 +238,7 @@ class ExecutorSource:
 
     def headers(self, style: csv_headers.HeaderStyle) -> csv_headers.Grouped:
         """The objects of each header. `FilesFailed` names objects that have no readable one."""
-        lines = self._style()._replace(header=style)
-        found: dict[int, FoundHeader] = self._answers(partial(header_rows, self._access, lines), HEADER_BYTES)
+        found: dict[int, FoundHeader] = self._answers(partial(header_rows, self._access, style), HEADER_BYTES)
         reasons: dict[bytes, DetentError] = {}
         grouped: csv_headers.Grouped = {}
         for one in self._objects:

@@ -7,7 +7,6 @@ same rule, so each line is in one part. Lines end with ``\\n``, ``\\r\\n`` or ``
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -16,7 +15,7 @@ from detent.errors import Invalid
 LINE_BYTES_MAX: Final = 256 << 20
 """A longer line is held in memory several times on its way into Spark."""
 
-BOM: Final = b"\xef\xbb\xbf"
+_BOM: Final = b"\xef\xbb\xbf"
 
 
 def cut_lines(
@@ -25,7 +24,7 @@ def cut_lines(
     """The lines of a part that reaches from `start` to `end` (None: to the end of the file). `pieces` are the bytes of
     the file from `start` on. With a `separator` of its own a file is read as a whole."""
     held, base, is_begun = b"", start, start == 0
-    for piece, is_last in with_last(pieces):
+    for piece, is_last in _with_last(pieces):
         held += piece
         if not is_begun:
             cut = _line_end(held, 0, is_last)
@@ -46,17 +45,8 @@ def cut_lines(
             raise Invalid(f"a line is longer than {LINE_BYTES_MAX} bytes")
 
 
-def recoded(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Bytes in UTF-8; what is not in the encoding becomes a replacement character, as in Java."""
-    decoder = codecs.getincrementaldecoder(encoding)("replace")
-    for piece, is_last in with_last(pieces):
-        text = decoder.decode(piece, is_last)
-        if text:
-            yield text.encode()
-
-
-def with_last(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Each piece, and whether it is the last one; a file without bytes has one piece."""
+def _with_last(pieces: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Each piece, and whether it is the last one."""
     remaining = iter(pieces)
     held = next(remaining, b"")
     for piece in remaining:
@@ -85,8 +75,8 @@ def _last_end(held: bytes, separator: bytes) -> int:
 
 
 def _lines(block: bytes, base: int, separator: bytes) -> Iterator[list[bytes]]:
-    if base == 0 and block.startswith(BOM):
-        block = block[len(BOM) :]
+    if base == 0 and block.startswith(_BOM):
+        block = block[len(_BOM) :]
     if not block:
         return
     if not separator and b"\r" in block:

@@ -10,18 +10,17 @@ import pyarrow as pa
 
 from detent.errors import DetentError, Invalid
 from detent.ingest import csv_headers
-from detent.ingest.lines import cut_lines, recoded
-from detent.ingest.packed import is_packed
+from detent.ingest.lines import cut_lines
 from detent.ingest.pinned import (
     ObjectAccess,
     ObjectSplit,
     OpenSplit,
     PinnedObject,
     blamed,
+    is_packed,
     open_splits,
     unpacked,
 )
-from detent.ingest.records import RecordStyle, cut_records
 
 SPLIT_BYTES: Final = 128 << 20
 """What a task reads of one object at most, where it can begin anywhere in it."""
@@ -55,35 +54,13 @@ class LineStyle(NamedTuple):
     is_whole: bool = False
     """Each file is one value."""
 
-    records: RecordStyle | None = None
-    """Files are cut into records of CSV, whose values may have ends of lines in quotes."""
-
     header: csv_headers.HeaderStyle | None = None
     """Files have a first line that names their columns, which is left out."""
 
     @property
     def is_divisible(self) -> bool:
         """Whether a task can begin in the middle of a file."""
-        return self.is_narrow and not (self.is_whole or self.separator or self.records)
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether the end of a line is one byte."""
-        return self.encoding in csv_headers.LINES
-
-    def cut(self, one: OpenSplit) -> Iterator[list[bytes]]:
-        """The lines or records of a part, in UTF-8 where the encoding is not narrow."""
-        pieces = unpacked(one)
-        if not self.is_narrow or self.records is not None:
-            pieces = pieces if self.encoding == "utf-8" else recoded(pieces, self.encoding)
-        if self.records is not None:
-            return cut_records(pieces, self.records)
-        return cut_lines(pieces, one.split.start, one.split.end, self.separator)
-
-    @property
-    def line_encoding(self) -> str:
-        """How lines are encoded when they were cut."""
-        return self.encoding if self.is_narrow and self.records is None else "utf-8"
+        return not self.is_whole and not self.separator
 
 
 def divided(objects: Sequence[PinnedObject], tasks: int, *, is_divisible: bool) -> list[list[ObjectSplit]]:
@@ -134,11 +111,11 @@ def line_rows(access: ObjectAccess, style: LineStyle, splits: Iterator[ObjectSpl
 
 def _values(one: OpenSplit, style: LineStyle) -> Iterator[list[bytes]]:
     if style.is_whole:
-        yield [_recoded(_whole(one), style.encoding)]
+        yield [_recoded(_whole(one), style)]
         return
     is_first = one.split.start == 0
-    for lines in style.cut(one):
-        values = [_recoded(line, style.line_encoding) for line in lines] if style.line_encoding != "utf-8" else lines
+    for lines in cut_lines(unpacked(one), one.split.start, one.split.end, style.separator):
+        values = [_recoded(line, style) for line in lines] if style.encoding != "utf-8" else lines
         if is_first and style.header is not None:
             place = next((number for number, line in enumerate(values) if style.header.is_first(line)), None)
             values = [] if place is None else values[place + 1 :]
@@ -157,8 +134,8 @@ def _whole(one: OpenSplit) -> bytes:
     return b"".join(parts)
 
 
-def _recoded(value: bytes, encoding: str) -> bytes:
-    return value if encoding == "utf-8" else value.decode(encoding, "replace").encode()
+def _recoded(value: bytes, style: LineStyle) -> bytes:
+    return value if style.encoding == "utf-8" else value.decode(style.encoding, "replace").encode()
 
 
 def origins(split: ObjectSplit, size: int, modified_ms: int, rows: int, more: Mapping[str, Any] | None = None) -> Any:
@@ -200,7 +177,7 @@ class FoundHeader(NamedTuple):
     failure: DetentError | None = None
 
 
-def header_rows(access: ObjectAccess, style: LineStyle, splits: Iterator[ObjectSplit]) -> Iterator[Any]:
+def header_rows(access: ObjectAccess, style: csv_headers.HeaderStyle, splits: Iterator[ObjectSplit]) -> Iterator[Any]:
     """A row for each object: its number, and its header."""
     for one in open_splits(access, splits):
         with blamed(one.split.object):
@@ -209,13 +186,11 @@ def header_rows(access: ObjectAccess, style: LineStyle, splits: Iterator[ObjectS
         yield pa.RecordBatch.from_arrays(columns, names=["number", "answer"])
 
 
-def _header(one: OpenSplit, style: LineStyle) -> FoundHeader:
-    assert style.header is not None
-    header = style.header._replace(encoding=style.line_encoding)
-    lines = (line for some in style.cut(one) for line in some)
+def _header(one: OpenSplit, style: csv_headers.HeaderStyle) -> FoundHeader:
+    lines = (line for some in cut_lines(unpacked(one)) for line in some)
     try:
-        text = csv_headers.first_line(lines, header)
-        return FoundHeader(csv_headers.columns_of(text, header), text)
+        text = csv_headers.first_line(lines, style)
+        return FoundHeader(csv_headers.columns_of(text, style), text)
     except csv_headers.UNREADABLE as error:
         return FoundHeader(failure=Invalid(f"no header can be read: {error}"))
 

@@ -8,6 +8,8 @@ hands on (`ObjectFailed`, `failure_in`).
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import re
 import zlib
@@ -16,12 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from detent.errors import Busy, Denied, DetentError, Invalid, NotFound, Unavailable
 from detent.ingest.announcements import Announced
 from detent.ingest.objects import FileObjects, ObjectPart, S3Options, Superseded
-from detent.ingest.packed import unpack
 from detent.runtime import thread
 
 PIECE_BYTES: Final = 8 << 20
@@ -164,10 +165,54 @@ def _ask(
 
 # -- what is in it ----------------------------------------------------------------------------------------------------
 
+_UNPACKED: Final[dict[str, Callable[[Any], Any]]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    ".bz2": bz2.BZ2File,
+}
+_PACKED_ELSE: Final = (".deflate", ".lz4", ".snappy", ".zst")
+"""Endings by which Spark tells that a file is packed, in ways that are Hadoop's own or take its libraries."""
+
+
+def is_packed(name: str) -> bool:
+    """Whether a task has to unpack a file, which begins at its start."""
+    return name.lower().endswith(tuple(_UNPACKED))
+
+
+def is_packed_else(name: str) -> bool:
+    """Whether a file is packed in a way that only Spark's own readers unpack."""
+    return name.lower().endswith(_PACKED_ELSE)
+
 
 def unpacked(one: OpenSplit) -> Iterable[bytes]:
     """The bytes of an object as they were before it was packed."""
-    return unpack(one.split.object.name, one.pieces)
+    name = one.split.object.name.lower()
+    opening = next((opener for ending, opener in _UNPACKED.items() if name.endswith(ending)), None)
+    if opening is None:
+        return one.pieces
+    packed = opening(io.BufferedReader(_PieceFile(one.pieces), PIECE_BYTES))
+    return iter(lambda: bytes(packed.read(PIECE_BYTES)), b"")
+
+
+class _PieceFile(io.RawIOBase):
+    """Pieces as a file that is read once."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._held = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._held:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._held = memoryview(piece)
+        some = self._held[: len(buffer)]
+        buffer[: len(some)] = some
+        self._held = self._held[len(some) :]
+        return len(some)
 
 
 class PinnedFile(io.RawIOBase):

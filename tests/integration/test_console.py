@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from consoleworld import Browser, World, console
+from consoleworld import Browser, World, console, fill_hostile, hostile_pages
+from detent.processor import provenance
 from detent.queue import Outgoing
+from detent.server.console import live
 from detent.server.console.assets import FOLDER
 from detent.server.console.render import TEMPLATES
 from detent.server.console.wording import NOTHING
+from detent.server.keys import remove_key
 from processes import eventually
 
 
@@ -255,10 +259,11 @@ def test_no_template_has_a_script_a_style_or_a_way_around_escaping() -> None:
 
 
 def test_vendored_files_are_the_ones_that_are_named() -> None:
-    for one in json.loads((FOLDER / "vendored.json").read_text()):
-        assert hashlib.sha256((FOLDER / one["file"]).read_bytes()).hexdigest() == one["sha256"]
-        assert one["licence"]
-        assert one["version"]
+    for folder in (FOLDER, Path(__file__).parents[1] / "vendored"):
+        for one in json.loads((folder / "vendored.json").read_text()):
+            assert hashlib.sha256((folder / one["file"]).read_bytes()).hexdigest() == one["sha256"]
+            assert one["licence"]
+            assert one["version"]
 
 
 def test_zone_and_colours_are_kept_in_the_browser(world: World, browser: Browser) -> None:
@@ -345,8 +350,6 @@ def test_key_for_some_queues_sees_no_others(guarded: World) -> None:
 
 
 def test_revoked_key_ends_its_session(guarded: World) -> None:
-    from detent.server.keys import remove_key
-
     browser = guarded.browser("read:*:*", name="short")
     assert browser.get("/queues").text("h1") == "Queues"
     assert guarded.keys is not None
@@ -561,3 +564,98 @@ def test_store_that_takes_no_commits_is_said_first_on_every_page(world: World, b
             assert "takes no commits. the disk is gone" in browser.get(path).words
     finally:
         part._console = replace(part._console, trouble=str)
+
+
+# -- hostile contents -----------------------------------------------------------------------------------------------
+
+
+def test_hostile_names_headers_reasons_and_bodies_are_text_on_every_page(tmp_path: Path) -> None:
+    with console(f"file:{tmp_path}/store") as world:
+        browser = world.browser()
+        names = world.server.run(fill_hostile(world.server.store))["consumers"]
+        for path in hostile_pages(names):
+            page = browser.get(path)
+            assert page.status in {200, 400, 403, 404}, path
+            for element in page.root.all():
+                for name, value in element.attributes.items():
+                    assert not name.startswith(("on", "hx-on")), (path, element)
+                    if name in {"href", "src", "action", "formaction"}:
+                        assert value.startswith(("/console", "#")), (path, value)
+            assert all("src" in one.attributes for one in page.all("script")), path
+            assert "59552089" not in page.words, path
+            assert "\u202e" not in page.response.text, path
+            (image,) = page.all("img")
+            assert image.attributes["src"].startswith("/console/static/mark.svg"), path
+        download = browser.client.get("/console/messages/0/body")
+        assert download.headers["content-type"] == "application/octet-stream"
+        assert download.headers["x-content-type-options"] == "nosniff"
+
+
+def test_journey_leads_back_and_on_and_the_graph_is_drawn_with_what_it_wrote(world: World, browser: Browser) -> None:
+    async def make() -> None:
+        store = world.server.store
+        await store.journal("numbers").append(b"21")
+        made = f"{provenance.VERSION} shop/double key-1 0 numbers#0"
+        await store.journal("doubled").append(b"42", headers={provenance.HEADER: made})
+
+    world.server.run(make())
+    consumer(world, "graph/shop/double", "numbers")
+    first = browser.get("/journals/numbers/0")
+    assert "doubled 0 shop/double" in first.words
+    assert "which were all" in first.words
+    second = browser.get("/journals/doubled/0")
+    assert any(link.endswith("/journals/numbers/0") for link in second.links())
+    assert "doubled 0, this one shop/double" in second.words
+    picture = browser.get("/graphs/shop").all("svg")[0]
+    assert any(link.attributes["href"] == "/console/journals/doubled" for link in picture.all("a"))
+
+
+# -- the bell -------------------------------------------------------------------------------------------------------
+
+
+def rings(browser: Browser, change: Any) -> list[str]:
+    """What a stream says, from the first word after a change on, up to `changed` or its end."""
+    said = []
+    with browser.client.stream("GET", "/console/live") as stream:
+        assert stream.headers["content-type"] == "text/event-stream"
+        for line in stream.iter_lines():
+            if line.startswith("retry"):
+                time.sleep(1.5)  # the first look has been taken then
+                change()
+            elif line:
+                said.append(line)
+            if line == "data: changed":
+                break
+    return said
+
+
+@pytest.fixture
+def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PING_S", 0.3)
+    monkeypatch.setattr(live, "LOOK_S", 0.2)
+
+
+@pytest.mark.usefixtures("quick_pings")
+def test_bell_rings_for_queues_journals_and_consumers_and_says_nothing_of_them(world: World, browser: Browser) -> None:
+    filled(world, "rung", 1)
+    for change in (
+        lambda: world.server.run(world.server.store.queue("rung").publish(b"x")),
+        lambda: journal(world, "rung", 1),
+        lambda: consumer(world, "rung", "rung", "ValueError: secret"),
+    ):
+        said = rings(browser, change)
+        assert said[-1] == "data: changed"
+        assert set(said) <= {"data: same", "data: changed"}
+
+
+@pytest.mark.usefixtures("quick_pings")
+def test_bell_does_not_ring_for_what_a_key_may_not_see_and_ends_with_the_key(guarded: World) -> None:
+    browser = guarded.browser("read:queue:orders*", name="listener")
+
+    def end() -> None:
+        guarded.server.run(guarded.server.store.queue("secret").publish(b"x"))
+        time.sleep(1)
+        assert guarded.keys is not None
+        remove_key(guarded.keys, "listener")
+
+    assert set(rings(browser, end)) == {"data: same"}

@@ -8,7 +8,7 @@ SUITE ?= journal
 # Tests wait for disks, servers and processes of their own, so one more at a time than there are processors.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 
-.PHONY: help venv demo test sample lint format bench cluster soak kafka fuzz dist lock clean
+.PHONY: help venv demo test sample lint format bench cluster failover soak kafka screenshots fuzz dist lock clean
 
 help: ## say what each target does
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,12 +54,18 @@ cluster: $(STAMP) ## Spark on two workers, and on s3a, while each part is killed
 	DETENT_SOAK=1 $(BIN)/python -m pytest --timeout 3600 tests/acceptance/test_spark_cluster.py \
 		tests/acceptance/test_spark_s3a.py
 
+failover: $(STAMP) ## three servers of one store, killed, hung and cut off in turn: how long there is no service
+	DETENT_SOAK=1 $(BIN)/python -m pytest -s --timeout 3600 tests/acceptance/test_failover.py
+
 soak: $(STAMP) ## the long runs: 100 rounds of kill -9 under load, deep property tests
 	DETENT_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --timeout 3600
 
 kafka: $(STAMP) ## bridges and a Kafka broker that are killed; needs Java, and Maven once
 	DETENT_KAFKA=1 $(BIN)/python -m pytest -n 1 --dist loadgroup tests/integration/test_kafka_bridge.py tests/acceptance/test_kafka_crashes.py \
 		tests/acceptance/test_kafka_spark.py
+
+screenshots: $(STAMP) ## make the pictures of docs/console.md; needs Chromium
+	DETENT_SCREENSHOTS=docs/pictures/console $(BIN)/python -m pytest -n 0 tests/acceptance/test_console_browser.py -k pictures
 
 fuzz: $(STAMP) ## a million damaged Arrow messages, and the long form of every other fuzz
 	DETENT_SOAK=1 $(BIN)/python -m pytest -n $(WORKERS) --timeout 3600 \

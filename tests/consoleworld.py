@@ -26,6 +26,7 @@ from detent.server.app import Part
 from detent.server.console import ConsolePart
 from detent.server.console.entrance import Entrance
 from detent.server.keys import Key, KeyRing, add_key, new_key
+from detent.server.series import Series
 from detent.server.serving import own_hosts
 from httpserver import HttpServer, serve
 
@@ -167,6 +168,15 @@ def _names(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
+class Clock:
+    """The time of the curves, which a test moves."""
+
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @dataclass
 class World:
     """A console that runs."""
@@ -174,6 +184,8 @@ class World:
     server: HttpServer
     entrance: Entrance
     keys: Path | None
+    series: Series
+    clock: Clock
     browsers: list[Browser] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
 
@@ -207,14 +219,76 @@ def console(url: str = "memory:", keys: Path | None = None, **options: Any) -> I
         ring = KeyRing(path=keys)
     entrance = Entrance(keys=ring, hosts=None if ring else own_hosts("127.0.0.1"), **options)
 
+    clock = Clock()
+    curves: list[Series] = []
+
     def parts(store: Any) -> list[Part]:
-        api = Api(store)
-        return [ConsolePart(store, api, entrance, place=url), api]
+        curves.append(Series(store, clock=clock))
+        api = Api(store, series=curves[0])
+        return [ConsolePart(store, api, entrance, place="file:./data"), api]
 
     with serve(url, parts, ring) as server:
-        world = World(server, entrance, keys)
+        world = World(server, entrance, keys, curves[0], clock)
         try:
             yield world
         finally:
             for browser in world.browsers:
                 browser.client.close()
+
+
+HOSTILE = (
+    "<script>window.ran=1</script>",
+    '"><img src=x onerror="window.ran=1">',
+    "'-window.ran=1-'",
+    "javascript:window.ran=1",
+    "{{7717*7717}}${7717*7717}<%= 7717*7717 %>",
+    "</pre></table></svg><svg onload=window.ran=1>",
+    "\u202egnp.exe\u202c\u2066",
+    "<a href='data:text/html,<script>window.ran=1</script>'>x</a>",
+    '" hx-get="/v1/queues" hx-trigger="load" hx-on:load="window.ran=1',
+)
+"""What a page has to show, and never to run. NUL and other control characters are in bodies."""
+
+
+async def fill_hostile(store: Any) -> dict[str, Any]:
+    """Put hostile headers, bodies, reasons, consumers and names into a store; where they are."""
+    from detent.queue import Outgoing
+    from detent.shard import operations as shards
+
+    queue = store.queue("hostile")
+    await queue.create(max_attempts=1, description=HOSTILE[0], labels={"x": HOSTILE[1]})
+    await queue.publish_many(
+        [Outgoing(f"{text}\x00\x1b[31m".encode(), {f"h{at}": text}) for at, text in enumerate(HOSTILE)]
+    )
+    await queue.publish(Outgoing(b"", uri=HOSTILE[3]))
+    for text, message in zip(HOSTILE, await queue.claim(len(HOSTILE), consumer=HOSTILE[1]), strict=False):
+        await message.fail(text)
+    entries = [(text.encode(), text.encode(), {f"h{at}": text}) for at, text in enumerate(HOSTILE)]
+    await store.journal("hostile").append_many(entries)
+    await store.journal("hostile").set_registers({"author": HOSTILE[0]})
+    names = ["graph/<b>shop</b>/<i>x</i>", *(text for text in HOSTILE if text.isprintable())]
+    for name in names:
+        await store.commit([shards.RegisterConsumer(name, 1, ["hostile"], "key")])
+        await store.commit([shards.Heartbeat(name, "m-1", 60_000, HOSTILE[1])])
+        await store.commit([shards.LeaseShard(name, 0, "m-1", 60_000)])
+        await store.commit([shards.ReportShard(name, 0, 0, "failed", HOSTILE[0], {"hostile": 1})])
+    pins = [text for text in HOSTILE if text.isprintable()]
+    for name in pins:
+        await store.pin(name, {"hostile": 1})
+    return {"consumers": names}
+
+
+def hostile_pages(names: list[str]) -> list[str]:
+    """The pages that show what `fill_hostile` has made."""
+    from urllib.parse import quote
+
+    return [
+        "", "/queues", f"/queues?contains={quote(HOSTILE[1])}", "/queues/hostile", "/queues/hostile?state=failed",
+        f"/queues/hostile?filter={quote(HOSTILE[1])}", "/queues/hostile/redrive", "/queues/hostile/purge?state=failed",
+        *(f"/messages/{number}" for number in range(len(HOSTILE) + 1)), f"/messages/{quote(HOSTILE[1], safe='')}",
+        "/messages/0?view=text", "/messages/0?view=hex", "/journals", "/journals/hostile",
+        *(f"/journals/hostile/{number}" for number in range(len(HOSTILE))),
+        f"/journals/hostile?text={quote(HOSTILE[0])}", "/running", "/graphs/" + quote("<b>shop</b>", safe=""),
+        *(f"/running/{quote(name, safe='')}" for name in names), "/ledgers", "/store", "/settings",
+        f"/nothing/{quote(HOSTILE[1], safe='')}", f"/find?q={quote(HOSTILE[1])}",
+    ]  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import sys
 import threading
 import time
 import uuid
@@ -26,6 +27,7 @@ import pytest
 import s3server
 
 ERRORS = {403: "AccessDenied", 409: "ConditionalRequestConflict", 412: "PreconditionFailed", 503: "SlowDown"}
+HELD_LOOK_S = 0.05
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
 
 
@@ -44,6 +46,14 @@ class Fault:
     """Only requests that must not replace anything."""
 
 
+class _Quiet(ThreadingHTTPServer):
+    """Says nothing of clients that are killed while they ask."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
 class FaultyS3:
     """The proxy, and what it has seen."""
 
@@ -54,7 +64,11 @@ class FaultyS3:
         self.requests: list[tuple[str, str]] = []
         self.delay_s = 0.0
         """How long every request takes, at least."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.is_cut = False
+        """Whether every request breaks off without an answer, and is not carried out."""
+        self.is_held = False
+        """Whether no request is answered, as when a network drops what is sent; they are not carried out either."""
+        self._server = _Quiet(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -73,6 +87,7 @@ class FaultyS3:
         """Let nothing more happen."""
         with self._lock:
             self._faults.clear()
+        self.is_cut = self.is_held = False
 
     def count(self, method: str = "", part: str = "") -> int:
         """How many requests came."""
@@ -80,6 +95,7 @@ class FaultyS3:
 
     def close(self) -> None:
         """End it."""
+        self.is_held, self.is_cut = False, True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -115,6 +131,14 @@ class FaultyS3:
             def _do(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 fault = proxy._next_fault(self.command, self.path, self.headers)
+                while proxy.is_held and not proxy.is_cut:
+                    time.sleep(HELD_LOOK_S)
+                    if not proxy.is_held:
+                        self.close_connection = True
+                        return
+                if proxy.is_cut:
+                    self.close_connection = True
+                    return
                 time.sleep(max(proxy.delay_s, fault.delay_s if fault else 0.0))
                 answer: tuple[int, Any, bytes] | None = None
                 if fault is None or fault.unheard or fault.status == 200:

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         Invalid,
         LimitExceeded,
         NotFound,
+        NotOwner,
         OtherInput,
         OutcomeUnknown,
         ProducerTaken,
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
         Receipt,
         Worker,
     )
+    from detent.schedule import ScheduleInfo
     from detent.settings.journal import JournalSettings
     from detent.settings.queue import QueueSettings
     from detent.shard import (
@@ -158,6 +160,8 @@ _HOMES = {
         "Invalid",
         "LimitExceeded",
         "NotFound",
+        "NotOwner",
+        "NotOwner",
         "OtherInput",
         "OutcomeUnknown",
         "ProducerTaken",
@@ -180,6 +184,7 @@ _HOMES = {
         "Publisher",
     ),
     "detent.ledger": ("Entered", "LedgerInfo", "PinInfo"),
+    "detent.schedule": ("ScheduleInfo",),
     "detent.queue": (
         "AssignedMessage",
         "Assignment",
@@ -266,6 +271,7 @@ __all__ = [
     "MessageInfo",
     "MessagePlace",
     "NotFound",
+    "NotOwner",
     "OtherInput",
     "OutcomeUnknown",
     "Outgoing",
@@ -283,6 +289,7 @@ __all__ = [
     "Receipt",
     "Restored",
     "RollBackHeld",
+    "ScheduleInfo",
     "SessionExpired",
     "ShardInfo",
     "ShardState",

@@ -18,6 +18,7 @@
     ├── StaleReceipt     the lease behind this receipt has moved on
     ├── Corrupt          stored bytes fail their checksum or their format
     ├── Unavailable      not now; the same call may succeed later
+    │   ├── NotOwner         the server that was asked does not own the store now; another one may
     │   └── OutcomeUnknown   no answer came in time: it may or may not have been applied
     ├── Denied           a server does not allow this to the caller
     └── LimitExceeded    a named limit was reached; nothing was changed
@@ -176,6 +177,15 @@ class Unavailable(DetentError):
     """The store cannot answer now, and nothing was applied; retry later."""
 
 
+class NotOwner(_Detailed, Unavailable):
+    """The server that was asked does not own the store now: it stands by for another one, or was replaced. Nothing was
+    applied. `leader` is the URL of the server that owns the store, as far as this one knows; Detent's clients go there
+    by themselves."""
+
+    details = ("leader",)
+    leader: str = ""
+
+
 class OutcomeUnknown(Unavailable):
     """No answer came in time. The transaction may or may not have been applied; the same may be true later on."""
 
@@ -213,6 +223,7 @@ BY_NAME: dict[str, type[DetentError]] = {
         StaleReceipt,
         Corrupt,
         Unavailable,
+        NotOwner,
         OutcomeUnknown,
         LimitExceeded,
         Busy,

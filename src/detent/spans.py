@@ -32,6 +32,11 @@ LINKS_MAX: Final = 128
 STATE_CHARACTERS_MAX: Final = 512
 """Of a `tracestate` that a request brings: what W3C asks every system to pass on."""
 
+BYTES_MAX: Final = 7 << 10
+COUNT_MAX: Final = 250
+"""Headers of a message that leave room for those of its trace: a queue takes 8 KiB and 255 of them. A message with more
+travels without its trace, as it would be refused with it."""
+
 NOTHING: Final[AbstractContextManager[None]] = nullcontext()
 """In the place of a span, where there are none."""
 
@@ -56,7 +61,7 @@ def _tracer(module: Any) -> Any:
         provider = module.get_tracer_provider()
     except AttributeError:  # another thread is importing it at this moment
         return None
-    if isinstance(provider, module.ProxyTracerProvider | module.NoOpTracerProvider):
+    if isinstance(provider, (module.ProxyTracerProvider, module.NoOpTracerProvider)):
         return None
     return _tracer_of(provider)
 
@@ -89,13 +94,23 @@ def carried() -> dict[str, str]:
 def with_trace(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """The headers of a message, with its trace. One that has a trace keeps it."""
     carries = asked.get() if _PACKAGE not in _modules else carried()
-    if not carries or (headers is not None and (not isinstance(headers, Mapping) or PARENT in headers)):
-        return headers  # what is not a mapping is refused where headers are checked
+    if not carries or (headers and not _has_room(headers)):
+        return headers
     return {**(headers or {}), **carries}
+
+
+def _has_room(headers: Mapping[str, str]) -> bool:
+    """Whether a trace can be added. What are no headers is refused later, where all headers are checked."""
+    if not isinstance(headers, Mapping) or PARENT in headers or len(headers) > COUNT_MAX:
+        return False
+    texts = [*headers, *headers.values()]
+    return set(map(type, texts)) == {str} and sum(len(text.encode(errors="replace")) for text in texts) <= BYTES_MAX
 
 
 def context_of(headers: Mapping[str, str]) -> dict[str, str]:
     """The trace that a request's headers name; none if they name none, or not as W3C says."""
+    if PARENT not in headers:
+        return _NO_HEADERS
     parent, state = headers.get(PARENT, ""), headers.get(STATE, "")
     if not _PARENT_FORM.fullmatch(parent):
         return _NO_HEADERS

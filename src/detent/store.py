@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -58,6 +57,7 @@ from detent.remote import (
     RemoteOwner,
     RemoteReader,
     Role,
+    StoreClaim,
     lost_claims,
     server_address,
 )
@@ -101,6 +101,14 @@ def open_async(
 ) -> OpeningStore:
     """Open a store for asyncio: ``async with detent.open_async(url) as store``, or ``await`` it. See :func:`open`."""
     return OpeningStore(url, role=role, timeout=timeout, force=force)
+
+
+def open_to_serve(
+    url: str, claim: StoreClaim | None, *, timeout: Duration = TIMEOUT, force: bool = False
+) -> OpeningStore:
+    """Open a store for a server that is to own it. On an object store the server says itself where it answers, and has
+    looked at the lease before."""
+    return OpeningStore(url, timeout=timeout, force=force, claim=claim)
 
 
 class OpeningStore:
@@ -208,6 +216,7 @@ class _StoreBase(Twin):
         deadline = time.monotonic() + self._timeout_s
         session, request = self._session, None
         sent = asked = False
+        tries = 0
         try:
             while True:
                 owner = self._connection.at_hand or await self._aside(self._find_owner, deadline, sent)
@@ -217,7 +226,8 @@ class _StoreBase(Twin):
                     request = request or session.begin(operations)
                     if request is not None:
                         asked = await self._reach(owner, operations) or asked
-                        return await self._commit_at(owner, request, deadline - time.monotonic())
+                        left_s = self._connection.attempt_s(deadline - time.monotonic(), tries)
+                        return await self._commit_at(owner, request, left_s)
                 except Overloaded as error:
                     sent = sent or (request is not None and not error.sure)
                     await self._sleep(self._busy_pause(error, deadline, sent))
@@ -225,8 +235,9 @@ class _StoreBase(Twin):
                     self._after_denial(error, sent)
                     raise
                 except Disconnected as error:
-                    sent = sent or request is not None
-                    await self._aside(self._after_disconnect, owner, error, deadline)
+                    sent = sent or (request is not None and not error.sure)
+                    tries += not error.sure
+                    await self._aside(self._after_disconnect, owner, error, deadline, sent)
                 except SessionExpired as error:
                     self._after_expiry(request, sent, error)
                     request = None
@@ -262,11 +273,16 @@ class _StoreBase(Twin):
                 raise
             raise OutcomeUnknown(f"{error}; whether the transaction was applied before is unknown") from error
 
-    def _after_disconnect(self, owner: LocalOwner | RemoteOwner, error: Disconnected, deadline: float) -> None:
+    def _after_disconnect(
+        self, owner: LocalOwner | RemoteOwner, error: Disconnected, deadline: float, sent: bool = True
+    ) -> None:
         """The same request is sent again, under its name, to the store's next owner."""
-        self._connection.lost(owner)
-        if time.monotonic() >= deadline:
+        self._connection.lost(owner, error)
+        if time.monotonic() < deadline:
+            return
+        if sent:
             raise OutcomeUnknown(f"{error}; whether the transaction was applied is unknown") from error
+        raise Unavailable(f"{error}; nothing was changed") from error
 
     @staticmethod
     def _busy_pause(error: Overloaded, deadline: float, sent: bool) -> float:
@@ -312,9 +328,9 @@ class _StoreBase(Twin):
             await self._sleep(POLL.max_s)
             return
         try:
-            await self._await_claimable(owner, queue, timeout_ms)
-        except Disconnected:
-            await self._aside(connection.lost, owner)
+            await self._await_claimable(owner, queue, connection.wait_ms(timeout_ms))
+        except Disconnected as error:
+            await self._aside(connection.lost, owner, error)
 
     async def _await_claimable(self, owner: LocalOwner | RemoteOwner, queue: str, timeout_ms: int) -> None:
         """Wait at the owner for something to claim."""
@@ -336,16 +352,16 @@ class _StoreBase(Twin):
     async def _wait_at_owner(self, journal: str, offset: int, timeout_ms: int) -> bool:
         """True when an owner was asked; without one the caller looks for itself, a little later."""
         connection = self._connection
-        if connection.role == "reader" and connection.server is None:
+        if connection.role == "reader" and not connection.is_remote:
             return False
         try:
             owner = connection.current or await self._aside(connection.reach, time.monotonic())
         except Unavailable:
             return False
         try:
-            await self._await_growth(owner, journal, offset, timeout_ms)
-        except Disconnected:
-            await self._aside(connection.lost, owner)
+            await self._await_growth(owner, journal, offset, connection.wait_ms(timeout_ms))
+        except Disconnected as error:
+            await self._aside(connection.lost, owner, error)
             return False
         return True
 
@@ -368,14 +384,15 @@ class Store(_StoreBase, Ledgers, Consumers, Schedules):
         timeout: Duration = TIMEOUT,
         force: bool = False,
         now_ms: OwnerTime | Callable[[], int] | None = None,
+        claim: StoreClaim | None = None,
     ) -> None:
         """See :func:`open`. `now_ms` is the time of the engine, if this process owns the store: tests have one that
-        they move."""
+        they move. `claim` is a server's, on an object store."""
         self._generation = forks.generation
         self._timeout_s = milliseconds(timeout) / 1000
         url = as_url(url)
         self.url = url if server_address(url) is not None else absolute_url(url)
-        self._connection = Connection(self.url, role, force=force, now_ms=now_ms)
+        self._connection = Connection(self.url, role, force=force, now_ms=now_ms, claim=claim)
         self._session = ClientSession()
         self._closed = False
         try:
@@ -392,11 +409,11 @@ class Store(_StoreBase, Ledgers, Consumers, Schedules):
     @property
     def _has_files(self) -> bool:
         """Whether reading costs no network, and shows at once what any process has committed."""
-        return self._connection.server is None and parse_url(self.url).scheme in {"file", "memory"}
+        return not self._connection.is_remote and parse_url(self.url).scheme in {"file", "memory"}
 
     def _open_readers(self) -> tuple[Reader, JournalReader]:
         owner = self._connection.current
-        if self._connection.server is not None:
+        if self._connection.is_remote:
             line = OwnerLine(self._connection, self._timeout_s)
             far = RemoteReader(line)
             return far, RemoteJournalReader(far, line)
@@ -483,18 +500,14 @@ class Store(_StoreBase, Ledgers, Consumers, Schedules):
         return owner.new_app()
 
     @property
-    def socket_url(self) -> str | None:
-        """The URL of the socket at which this process answers others of this machine, if it owns the store."""
+    def owner_url(self) -> str | None:
+        """Where the owner of this store answers other processes of this machine: this process's socket, or that of the
+        owner whose client it is. None if it answers none."""
         owner = self._connection.current
-        return f"{SOCKET}{owner.socket}" if isinstance(owner, LocalOwner) and owner.socket is not None else None
-
-    def serve(self, path: Path) -> None:
-        """Answer other processes of this machine at a socket, as the owner of a store on an object store, until this
-        store is closed. A `file:` store has a socket by itself."""
-        owner = self._connection.current
-        if not isinstance(owner, LocalOwner):
-            raise Invalid(f"another process owns {self.url}, and is to be asked there")
-        owner.serve(path)
+        if isinstance(owner, LocalOwner):
+            return None if owner.socket is None else f"{SOCKET}{owner.socket}"
+        address = self._connection.address
+        return None if address is None else address.store_url
 
     # -- committing ---------------------------------------------------------------------------------------------
 
@@ -691,7 +704,7 @@ class AsyncStore(_StoreBase, AsyncLedgers, AsyncConsumers, AsyncSchedules):
         if address is None:
             raise Disconnected("this process has just become the owner itself")
         if self._remote is None or self._remote.address != address:
-            old, self._remote = self._remote, AsyncRemoteOwner(address)
+            old, self._remote = self._remote, AsyncRemoteOwner(address, self._connection.slack_s)
             if old is not None:
                 await old.retire()
         return self._remote

@@ -67,7 +67,7 @@ def test_every_point_is_visited_by_a_test_of_this_module() -> None:
     visited |= {point.partition(":")[0] for point in UPGRADING}
     # The others have modules of their own.
     elsewhere = ("bus.", "spark.", "ingest.", "consumer.", "processor.", "state.", "kafka.", "tables.", "backup.",
-                 "restore.", "kv.restore.", "kv.compact.", "schedule.")  # fmt: skip
+                 "restore.", "lease.", "kv.restore.", "kv.compact.", "schedule.")  # fmt: skip
     here = {point for point in crash.POINTS if not point.startswith(elsewhere)}
     assert visited == here, "a crash point without a test, or a test without its point"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,9 @@ from detent.schedule import ID_HEADER, TICK_HEADER, Firing
 from processes import Child, Io, Processes, arm
 
 pytestmark = pytest.mark.xdist_group("crash-points")
+
+ROUNDS = 60 if os.environ.get("DETENT_SOAK") else 4
+"""Owners that are killed one after another."""
 
 ANSWER = "engine.group.before_answer"
 SECOND_ANSWER = f"{ANSWER}:2"
@@ -78,6 +83,33 @@ def test_tick_is_published_once(store_dir: Path, processes: Processes, point: st
         ticks = [datetime.fromisoformat(tick) for tick in found]
         assert ticks == [due + timedelta(seconds=number) for number in range(len(ticks))], "each tick once, in order"
         assert store.find_schedule("s").published == len(ticks) > 0
+
+
+def owns(io: Io, url: str) -> None:
+    """An owner like any other, until it is killed."""
+    with detent.open(url):
+        io.say("open")
+        time.sleep(60)
+
+
+def test_ticks_of_owners_that_are_killed_at_any_moment_are_there_once_each(
+    store_dir: Path, processes: Processes
+) -> None:
+    url = f"file:{store_dir}"
+    with detent.open(url) as store:
+        begun = store.schedule("s", every="1s", journal="j", missed="all").upcoming(1)[0]
+    chance = random.Random(7)
+    for _ in range(ROUNDS):
+        child = processes.start(owns, url=url)
+        child.expect("open")
+        time.sleep(chance.uniform(0.5, 1.6))
+        child.kill()
+    with detent.open(url) as store:
+        store.pause_schedule("s")
+        found = [message.headers[TICK_HEADER] for message in store.journal("j").read()]
+    ticks = [datetime.fromisoformat(tick) for tick in found]
+    assert ticks == [begun + timedelta(seconds=number) for number in range(len(ticks))], "each tick once, in order"
+    assert len(ticks) >= ROUNDS // 2
 
 
 def kill(processes: Processes, url: str, point: str, wait_s: float = 0.0) -> Child:

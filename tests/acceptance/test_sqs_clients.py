@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,3 +175,80 @@ def test_a_consumer_library_handles_every_message_once(server: SqsServer, batch_
     consumer.stop()
     thread.join(PATIENCE_S)
     assert sorted(seen, key=lambda pair: int(pair[0])) == [(str(number), str(number)) for number in range(30)]
+
+
+# -- the SDK for JavaScript -----------------------------------------------------------------------------------------
+
+JS_SDK = "@aws-sdk/client-sqs@3.1169.0"
+
+JS_PROGRAM = """
+import * as sdk from "@aws-sdk/client-sqs";
+const client = new sdk.SQSClient({ maxAttempts: 1 });
+const call = (name, input) => client.send(new sdk[`${name}Command`](input));
+const Attributes = { FifoQueue: "True", ContentBasedDeduplication: "TRUE" };
+const { QueueUrl } = await call("CreateQueue", { QueueName: "orders.fifo", Attributes });
+const Entries = ["1", "2", "1"].map((group, index) => ({
+  Id: `${index}`, MessageBody: `body ${index}`, MessageGroupId: group,
+  MessageAttributes: { kind: { DataType: "Binary", BinaryValue: new Uint8Array([0, 255]) } },
+}));
+const sent = await call("SendMessageBatch", { QueueUrl, Entries });
+const taken = await call("ReceiveMessage", {
+  QueueUrl, MaxNumberOfMessages: 10, MessageAttributeNames: ["All"], MessageSystemAttributeNames: ["All"],
+});
+const first = taken.Messages[0];
+await call("ChangeMessageVisibility", { QueueUrl, ReceiptHandle: first.ReceiptHandle, VisibilityTimeout: 0 });
+const again = await call("ReceiveMessage", { QueueUrl });
+for (const message of [...again.Messages, ...taken.Messages.slice(1)]) {
+  await call("DeleteMessage", { QueueUrl, ReceiptHandle: message.ReceiptHandle });
+}
+const left = await call("GetQueueAttributes", { QueueUrl, AttributeNames: ["All"] });
+const refused = await call("GetQueueUrl", { QueueName: "none" }).catch((error) => error);
+console.log(JSON.stringify({
+  sent: sent.Successful.length,
+  bodies: taken.Messages.map((message) => message.Body),
+  binary: [...first.MessageAttributes.kind.BinaryValue],
+  again: again.Messages.map((message) => [message.Body, message.MessageId === first.MessageId]),
+  left: left.Attributes.ApproximateNumberOfMessages,
+  refused: [refused.name, refused instanceof sdk.QueueDoesNotExist, refused.message],
+}));
+"""
+
+
+def js_sdk() -> Path:
+    """The folder of the SDK, fetched once from npm into the user's cache; skips the test where that cannot be."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "detent-tests"
+    place = cache / JS_SDK.replace("/", "-").replace("@", "")
+    if not place.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        fetched = Path(tempfile.mkdtemp(dir=cache))
+        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(fetched), JS_SDK]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+        if done.returncode:
+            shutil.rmtree(fetched)
+            pytest.skip(f"npm does not give {JS_SDK}: {done.stderr.strip()[-300:]}")
+        try:
+            fetched.rename(place)  # whole, or not at all
+        except OSError:
+            shutil.rmtree(fetched)  # another process was first
+    return place
+
+
+def test_the_sdk_for_javascript_works_unchanged(server: SqsServer, tmp_path: Path) -> None:
+    (tmp_path / "node_modules").symlink_to(js_sdk() / "node_modules")
+    (tmp_path / "program.mjs").write_text(JS_PROGRAM)
+    environment = {**server.environment(), "AWS_REGION": "us-east-1"}
+    done = subprocess.run(
+        ["node", "--preserve-symlinks", "--preserve-symlinks-main", "program.mjs"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "sent": 3,
+        "bodies": ["body 0", "body 2", "body 1"],
+        "binary": [0, 255],
+        "again": [["body 0", True]],
+        "left": "0",
+        "refused": ["QueueDoesNotExist", True, "The specified queue does not exist."],
+    }

@@ -308,11 +308,16 @@ def test_stopped_and_started_again(store: Store) -> None:
 
 
 def test_settling(store: Store) -> None:
-    held = threading.Event()
+    begun, held = threading.Event(), threading.Event()
+
+    def hold(value: object) -> None:
+        begun.set()
+        held.wait(30)
+
     processors = [
         source("a"),
         stream("f", lambda value: 6 // value, input="a", output="x"),
-        sink("g", lambda value: held.wait(30), input="x"),
+        sink("g", hold, input="x"),
     ]
     graph = graph_of(*processors)
     with graph.open(store) as live:
@@ -321,8 +326,9 @@ def test_settling(store: Store) -> None:
         live.start()
         live.settle()
         live.send(1)
-        with pytest.raises(Unavailable, match="not settled within 50ms: g still at work"):
-            live.settle("50ms")
+        assert begun.wait(30), "the sink has its message, so the stream is done with it"
+        with pytest.raises(Unavailable, match="not settled within 300ms: g still at work"):
+            live.settle("300ms")
         held.set()
         live.settle()
         live.send(0)

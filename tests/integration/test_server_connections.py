@@ -48,10 +48,10 @@ class Much:
 
 
 @contextmanager
-def server(loop: Loop) -> Iterator[tuple[serving._Server, tuple[str, int]]]:
+def server(loop: Loop) -> Iterator[tuple[serving.HttpServer, tuple[str, int]]]:
     listener = listen("127.0.0.1", 0)
     started = threading.Event()
-    running = serving._Server(serving._config(ServerApplication([Much()]), Serving()), Door(100), started.set)
+    running = serving.HttpServer(serving.server_config(ServerApplication([Much()]), Serving()), Door(100), started.set)
 
     def run() -> None:
         with asyncio.Runner(loop_factory=loop) as runner:
@@ -72,21 +72,21 @@ def server(loop: Loop) -> Iterator[tuple[serving._Server, tuple[str, int]]]:
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def impatient(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[serving._Server, tuple[str, int]]]:
+) -> Iterator[tuple[serving.HttpServer, tuple[str, int]]]:
     monkeypatch.setattr(http, "SEND_WAIT_S", SHORT_S)
     monkeypatch.setattr(protocol, "HEAD_WAIT_S", SHORT_S)
     with server(request.param) as found:
         yield found
 
 
-def wait_for_nobody(running: serving._Server) -> None:
+def wait_for_nobody(running: serving.HttpServer) -> None:
     deadline = time.monotonic() + 30
     while running.server_state.connections or running.server_state.tasks:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_who_never_reads_is_cut_off(impatient: tuple[serving._Server, tuple[str, int]]) -> None:
+def test_who_never_reads_is_cut_off(impatient: tuple[serving.HttpServer, tuple[str, int]]) -> None:
     running, address = impatient
     with socket.create_connection(address, timeout=30) as connection:
         connection.sendall(b"GET /much HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -100,7 +100,7 @@ def test_who_never_reads_is_cut_off(impatient: tuple[serving._Server, tuple[str,
     assert httpx.get(f"http://127.0.0.1:{address[1]}/little").content == b"little"
 
 
-def test_who_reads_slowly_gets_it_all(impatient: tuple[serving._Server, tuple[str, int]]) -> None:
+def test_who_reads_slowly_gets_it_all(impatient: tuple[serving.HttpServer, tuple[str, int]]) -> None:
     _, address = impatient
     received = 0
     with socket.create_connection(address, timeout=30) as connection:
@@ -113,7 +113,7 @@ def test_who_reads_slowly_gets_it_all(impatient: tuple[serving._Server, tuple[st
     assert received > len(MUCH)
 
 
-def test_who_says_nothing_or_half_is_cut_off(impatient: tuple[serving._Server, tuple[str, int]]) -> None:
+def test_who_says_nothing_or_half_is_cut_off(impatient: tuple[serving.HttpServer, tuple[str, int]]) -> None:
     running, address = impatient
     with socket.create_connection(address) as silent, socket.create_connection(address) as half:
         half.sendall(b"GET /little HTTP/1.1\r\nhost: localhost\r\n\r\n")

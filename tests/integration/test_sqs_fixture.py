@@ -11,6 +11,7 @@ import pytest
 from detent.errors import Unavailable
 from detent.server.serving import Serving, listen
 from detent.testing import SqsEndpoint, serving_sqs
+from processes import eventually
 
 
 def test_fixture_points_every_client_at_its_server(sqs_endpoint: SqsEndpoint) -> None:
@@ -27,7 +28,7 @@ def test_fixture_begins_without_queues_and_leaves_no_thread() -> None:
     with serving_sqs() as endpoint:
         assert "QueueUrls" not in endpoint.client().list_queues()
         endpoint.client().create_queue(QueueName="orders")
-    assert threading.active_count() <= before
+    eventually(lambda: threading.active_count() <= before, what="the end of its threads")
     with pytest.raises(httpx.ConnectError):
         httpx.get(endpoint.url)
 

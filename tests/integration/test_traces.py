@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,87 @@ def test_message_of_an_outbox_goes_on_with_the_trace_of_its_handler(chain: Any) 
     assert is_child(forwarded, created)
     assert written["packed"] == [parent_of(created)]
     assert is_child(by_name(handled, "process packing"), created)
+
+
+def served(io: Io) -> None:
+    """A server with spans answers a request that has a trace."""
+    from detent.server.app import ServerApplication
+    from detent.server.tracing import find_tracing
+    from spanrecorder import recorded
+
+    spans_so_far = recorded()
+
+    async def main() -> None:
+        async with detent.open_async("memory:") as store:
+            await store.queue("q").create()
+            app = ServerApplication([Api(store)], tracing=find_tracing())
+            headers = [(b"content-type", b"application/json"), (b"host", b"x"), (b"traceparent", ASKED.encode())]
+            scope = {"type": "http", "method": "POST", "path": "/v1/queues/q/messages", "raw_path": b"", "client": None,
+                     "query_string": b"", "headers": headers}  # fmt: skip
+
+            async def receive() -> dict[str, Any]:
+                return {"type": "http.request", "body": b'{"body": "a"}'}
+
+            async def send(message: dict[str, Any]) -> None:
+                assert message.get("status", 201) < 300
+
+            await app(scope, receive, send)
+            (message,) = await store.queue("q").claim()
+            io.say("done", spans=spans_so_far(), header=message.headers[spans.PARENT])
+
+    asyncio.run(main())
+
+
+def test_message_of_a_request_goes_on_with_the_span_of_the_server(processes: Processes) -> None:
+    found = processes.start(served).expect("done")
+    (server,) = [span for span in found["spans"] if span["kind"] == "SERVER"]
+    (publish,) = [span for span in found["spans"] if span["kind"] == "PRODUCER"]
+    assert (server["trace"], server["parent"]) == (TRACE, ASKED.split("-")[2])
+    assert is_child(publish, server)
+    assert found["header"] == parent_of(publish)
+
+
+def batches(io: Io, folder: str) -> None:
+    """A batch of Spark's in `once`, without Java, and a batch of ingest, whose two announcements have traces."""
+    import pyarrow as pa
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    from detent.spark import once, opened, to_journal
+    from ingestfakes import World
+    from spanrecorder import recorded
+    from sparkframes import Frame
+
+    spans_so_far = recorded()
+    with detent.open(f"file:{folder}/store") as store:
+        rows = [pa.RecordBatch.from_pydict({"id": [1, 2]})]
+        batch: Any = Frame(StructType([StructField("id", LongType())]), rows, query="query", run="run")
+        once(store, "paid", to_journal("paid"))(batch, 7)
+        opened.close_all()
+    world = World(Path(folder))
+    world.bucket.put("a", "a")
+    world.bucket.put("b", "b")
+    real = world.queue.receive
+
+    def receive(*limits: Any) -> list[Any]:
+        found = real(*limits)
+        return [replace(one, headers={spans.PARENT: ASKED.replace("b7", f"b{at}")}) for at, one in enumerate(found)]
+
+    world.queue.receive = receive  # type: ignore[method-assign]
+    world.tell("a", "b")
+    world.tell("b")
+    world.pipeline().work()
+    world.engine.dispose()
+    io.say("done", spans=spans_so_far())
+
+
+def test_batches_of_spark_and_of_ingest_have_a_span(tmp_path: Path, processes: Processes) -> None:
+    found = processes.start(batches, folder=str(tmp_path), with_spark=True).expect("done")["spans"]
+    batch = by_name(found, "batch paid")
+    assert (batch["kind"], batch["about"]["detent.batch"]) == ("CONSUMER", 7)
+    ingest = by_name(found, "process landing")
+    assert set(ingest["links"]) == {ASKED.replace("b7", f"b{at}").split("-")[2] for at in range(2)}
+    assert len(ingest["links"]) == 2
+    assert ingest["about"]["messaging.batch.message_count"] == 2
 
 
 def test_server_without_spans_hands_the_trace_of_a_request_to_its_messages() -> None:

@@ -94,6 +94,20 @@ def test_blocked_messages_of_a_queue_are_counted() -> None:
         assert [found["detent_queue_messages", "q", state] for state in ("available", "blocked")] == [1, 2]
 
 
+def test_schedules_say_what_they_published_and_how_late_they_are() -> None:
+    with detent.open("memory:") as store:
+        store.schedule("daily", every="1d", journal="j")
+        store.schedule("rests", every="1m", journal="j", paused=True)
+        found = looked(store)
+        for event in ("published", "skipped"):
+            assert found[f"detent_schedule_{event}_total", "daily"] == 0
+        assert found["detent_schedule_late_seconds", "daily"] == 0
+        next_day = store._connection.current.engine.time.now_ms() + 25 * 3_600_000  # type: ignore[union-attr]
+        found = looked(store, next_day)
+        assert 3_590 < found["detent_schedule_late_seconds", "daily"] < 3_700
+        assert found["detent_schedule_late_seconds", "rests"] == 0
+
+
 def test_journals_and_ledgers_have_sizes_and_ages() -> None:
     with detent.open("memory:") as store:
         store.journal("log").append_many([b"a", b"b", b"c"])
@@ -154,7 +168,7 @@ def test_page_has_a_limited_number_of_each_kind_and_says_so(monkeypatch: pytest.
     shown = {sample[1] for sample in found if sample[0] in ("detent_queue_messages", "detent_journal_messages")}
     assert shown == {"q0", "q1", "q2", "j0", "j1", "j2"}
     left_out = {kind: found["detent_metrics_left_out", kind] for kind in metrics_state.KINDS}
-    assert left_out == {"queue": 1, "journal": 1, "consumer": 1, "ledger": 0}
+    assert left_out == {"queue": 1, "journal": 1, "consumer": 1, "ledger": 0, "schedule": 0}
 
 
 def test_page_has_the_queues_with_the_longest_backlogs_and_the_sums_of_all() -> None:

@@ -11,6 +11,7 @@ from detent.codec.schedule import DEFINITION, RUNS_KEPT, STATE
 from detent.errors import Conflict, Exists, Fenced, Invalid, LimitExceeded, NotFound, Unavailable
 from detent.kv.memory import MemoryWriter
 from detent.schedule import ID_HEADER, SCHEDULE_HEADER, TICK_HEADER
+from detent.schedule import firing as firing_module
 from detent.schedule import machine as machine_module
 from detent.schedule import operations as ops
 from detent.schedule.handle import put_of
@@ -403,6 +404,25 @@ def test_what_cannot_be_published_is_shown_tried_again_and_holds_up_no_other(wor
     assert world.about().available == 1
 
 
+def test_schedule_whose_ticks_cannot_be_worked_out_holds_up_no_other(
+    world: ScheduleWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "broken", "z"):
+        world.put(name, cron=HOURLY)
+    plan = firing_module.plan
+
+    def broken(definition: Any, state: Any, now_ms: int) -> Any:
+        if state.next_ms == ms("2026-01-01T01:00") and definition.body == b"broken":
+            raise AssertionError("a fault in a library")
+        return plan(definition, state, now_ms)
+
+    world.put("broken", cron=HOURLY, body=b"broken")
+    monkeypatch.setattr(firing_module, "plan", broken)
+    assert len(world.at("2026-01-01T01:00")) == 2
+    assert "a fault in a library" in world.info("broken").problem
+    assert "cannot be worked out" in caplog.text
+
+
 def machine_delete(queue: str) -> Any:
     from detent.queue.operations import DeleteQueue
 
@@ -431,6 +451,8 @@ def test_changed_schedule_is_tried_at_once(world: ScheduleWorld) -> None:
         {"every": "1m", "tz": "Europe/Paris"},
         {"cron": HOURLY, "start": datetime(2026, 1, 1, tzinfo=UTC)},
         {"every": "1m", "start": datetime(2026, 1, 1)},
+        {"every": "1m", "start": datetime(1969, 1, 1, tzinfo=UTC)},
+        {"every": "1m", "start": datetime(9990, 1, 1, tzinfo=UTC)},
         {"every": "1m", "queue": "q", "journal": "j"},
         {"every": "1m", "queue": "q", "key": b"k"},
         {"every": "1m", "journal": "j", "delay": "1s"},
@@ -492,6 +514,19 @@ def test_lists_by_name_and_in_pages(world: ScheduleWorld, monkeypatch: pytest.Mo
     assert ([one.name for one in page.schedules], page.more) == (["b/2"], False)
     monkeypatch.setattr(ops, "PAGE_BYTES", 1)
     assert world.commit(ops.DescribeSchedules())[0].more
+
+
+def test_doctor_names_schedules_that_have_been_due_for_long(world: ScheduleWorld) -> None:
+    from detent.cli.doctor import _overdue
+
+    world.put("rests", cron=HOURLY, paused=True)
+    world.put("later", every="1h", start=datetime(9000, 1, 1, tzinfo=UTC))
+    assert [*_overdue(world.writer)] == []
+    for name in ("a", "b"):
+        world.put(name, cron=HOURLY)
+    (found,) = _overdue(world.writer)  # this world is of the past
+    assert found.state == "warning"
+    assert found.what == "2 schedules should have published by now: the first is 'a'"
 
 
 # -- verify ---------------------------------------------------------------------------------------------------------

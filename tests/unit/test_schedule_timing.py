@@ -141,3 +141,5 @@ def test_short_forms_are_expressions() -> None:
 
 def test_there_is_an_end_of_time() -> None:
     assert cron_timing("0 6 * * *", "UTC").after(ms("9995-01-01T00:00")) == NO_TIME
+    assert IntervalTiming(60_000, ms("9939-12-31T23:59")).after(ms("9939-12-31T23:59:30")) == ms("9940-01-01T00:00")
+    assert IntervalTiming(60_000, ms("9939-12-31T23:59")).after(ms("9940-01-01T00:00")) == NO_TIME

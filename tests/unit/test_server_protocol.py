@@ -395,7 +395,7 @@ def test_the_loop_commits_for_as_long_as_the_application_is_there(fails: bool, t
     async def main() -> None:
         given: list[Any] = []
         with contextlib.suppress(RuntimeError):
-            async with serving.application(serving.Serving(f"file:{tmp_path / 'data'}")) as (_, parts):
+            async with serving.application(serving.Serving(f"file:{tmp_path / 'data'}")) as (_, parts, _):
                 native: Any = next(part for part in parts if part.name == "native")
                 lead = native._app._engine._lead
                 given.append(lead._call_soon)
@@ -411,10 +411,10 @@ def test_the_loop_commits_for_as_long_as_the_application_is_there(fails: bool, t
 @pytest.mark.parametrize(("host", "checked"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])
 def test_names_are_checked_where_nobody_but_this_machine_is_meant(host: str, checked: bool) -> None:
     async def main() -> None:
-        async with serving.application(serving.Serving(host=host, open_to_all=True)) as (app, _):
+        async with serving.application(serving.Serving(host=host, open_to_all=True)) as (app, _, _):
             assert (app._hosts is not None) == checked
         ring = KeyRing([new_key("a", ["publish:queue:a"], now=datetime.now(UTC))])
-        async with serving.application(serving.Serving(host=host, keys=ring)) as (app, _):
+        async with serving.application(serving.Serving(host=host, keys=ring)) as (app, _, _):
             assert app._hosts is None
 
     asyncio.run(main())

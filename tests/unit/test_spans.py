@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,18 @@ def test_message_keeps_the_trace_that_it_has() -> None:
         assert spans.with_trace({"x": "y"}) == {"x": "y", "traceparent": PARENT, "tracestate": "a=1"}
         own = {"traceparent": PARENT.replace("b7", "00")}
         assert spans.with_trace(own) is own
+    finally:
+        spans.asked.reset(token)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x": "y" * spans.BYTES_MAX}, {str(number): "" for number in range(spans.COUNT_MAX + 1)}, {"x": 1}, ["x"], "x"],
+)
+def test_message_whose_headers_leave_no_room_travels_without_its_trace(headers: Any) -> None:
+    token = spans.asked.set({"traceparent": PARENT})
+    try:
+        assert spans.with_trace(headers) is headers
     finally:
         spans.asked.reset(token)
 

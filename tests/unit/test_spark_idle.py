@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from detent.errors import Unavailable
 from detent.spark import idle
 from detent.spark.idle import IdleStream
 from detent.spark.journal_reading import JournalReadSettings, JournalStreamReader
-from detent.spark.launch import socket_folder
 from detent.spark.opened import close_all
 from detent.spark.queue_reading import QueueReadSettings, QueueStreamReader
 from processes import eventually
@@ -118,7 +115,13 @@ def looked(reader: Any, start: Any, s3: FaultyS3) -> int:
     for _ in range(LOOKS):
         assert reader.latestOffset(start, ReadAllAvailable()) == start
         reader.reportLatestOffset() if hasattr(reader, "_ends") else None
-    return len([path for _, path in s3.requests[before:] if "/gc/" not in path and "/compactions" not in path])
+    return len(
+        [
+            path
+            for _, path in s3.requests[before:]
+            if not any(part in path for part in ("/gc/", "/compactions", "/owner.json"))
+        ]
+    )
 
 
 @pytest.mark.s3
@@ -127,8 +130,7 @@ def test_idle_streams_with_an_owner_make_no_request_of_the_bucket(s3: FaultyS3) 
     with detent.open(url) as store:
         store.journal("a").append(b"x")
         store.queue("q").create()
-        store.serve(Path(socket_folder()) / f"{uuid.uuid4().hex[:8]}.sock")
-        given = {"path": url, "server": str(store.socket_url)}
+        given = {"path": url, "server": str(store.owner_url)}
         journal = JournalStreamReader(JournalReadSettings.of({**given, "journals": "a"}))
         queue = QueueStreamReader(QueueReadSettings.of({**given, "queue": "q", "readerName": "r"}))
         assert looked(journal, {"a": 1}, s3) <= 1, "the owner looks for another one every few seconds"

@@ -98,6 +98,23 @@ def test_every_operation_has_its_type_and_its_count() -> None:
     traced(work)
 
 
+def test_trace_of_a_request_ends_with_it() -> None:
+    """Also for the one behind it on a connection, which its task begins."""
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    async def main() -> None:
+        async with detent.open_async("memory:") as store:
+            app = ServerApplication([Api(store)])
+            await store.queue("q").create()
+            for headers in ([(b"traceparent", parent.encode())], []):
+                scope = _scope("POST", "/v1/queues/q/messages", {})
+                await app({**scope, "headers": [*scope["headers"], *headers]}, _receive({"body": "a"}), _nowhere)
+            found = [message.headers.get("traceparent") for message in await store.queue("q").claim(2)]
+            assert found == [parent, None]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("operations", "expected"),
     [

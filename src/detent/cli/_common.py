@@ -167,7 +167,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="If another process owns the store and does not answer, end that process and take over.",
+    help="End an owner that does not answer, and take over. On an object store: take it from any owner.",
 )
 
 store_options = with_options([force_option, json_option])

@@ -33,7 +33,8 @@ def console(url: str, port: int, own: bool, in_browser: bool) -> None:
       detent console http://127.0.0.1:7410
     """
     try:
-        from detent.server.serving import Serving, run_console
+        from detent.server.serving import Serving
+        from detent.server.turns import run_console
     except ModuleNotFoundError as error:
         raise Invalid(f"the console needs {error.name}: {install_command('server')}") from error
 

@@ -39,6 +39,9 @@ SKEW_S: Final = 60.0
 AHEAD_S: Final = 5.0
 """A store whose time is ahead by this much was written under another clock, not a little earlier or later."""
 
+OVERDUE_MS: Final = 300_000
+"""A schedule that is due for so long has no owner that publishes: one that takes over does so in less."""
+
 ANSWER_S: Final = 5.0
 ANSWER_BYTES_SHOWN: Final = 200
 NETWORK_FILE_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "fuse.sshfs"})
@@ -227,6 +230,7 @@ def _readable(url: str) -> Iterator[Diagnosis]:
             "ok", f"the store can be read: {size_text(reader.size_bytes())}, {count_text(journals, 'journal')}"
         )
         yield from _ahead(reader)
+        yield from _overdue(reader)
         yield Diagnosis("ok", f"the store has format {FORMAT_VERSION}, which this release writes")
     except DetentError as error:
         yield Diagnosis("wrong", f"the store cannot be read: {error}", f"detent store verify {url} says more")
@@ -248,6 +252,29 @@ def _ahead(reader: Reader) -> Iterator[Diagnosis]:
         )
 
 
+def _overdue(reader: Reader) -> Iterator[Diagnosis]:
+    """Schedules tick while a process owns the store. One that has been due for long has none, or cannot publish."""
+    from detent.codec import schedule as records
+    from detent.codec.ledger import name_of
+    from detent.engine.ownertime import wall_ms
+
+    late: list[str] = []
+    with reader.view() as view:
+        for key, value in view.scan(*records.STATE.range()):
+            name = name_of(records.STATE, key)
+            next_ms = records.ScheduleState.decode(value).next_ms
+            said = view.get(records.DEFINITION.key(name.encode()))
+            rests = said is None or records.ScheduleDefinition.decode(said).paused
+            if next_ms and not rests and wall_ms() - next_ms > OVERDUE_MS:
+                late.append(name)
+    if late:
+        yield Diagnosis(
+            "warning",
+            f"{count_text(len(late), 'schedule')} should have published by now: the first is {late[0]!r}",
+            "keep a process that owns the store, such as `detent serve`; `detent schedule show` says what is wrong",
+        )
+
+
 # -- a server -----------------------------------------------------------------------------------------------------
 
 
@@ -260,14 +287,23 @@ class ServerAnswer(NamedTuple):
 
 
 def _server(url: str) -> Iterator[Diagnosis]:
-    from http.client import HTTPException
-
-    from detent.remote import server_address
+    from detent.remote import server_addresses
 
     try:
-        address = server_address(url)
-        assert address is not None
-        answer = _ask(address.url, "/readyz")
+        addresses = server_addresses(url)
+    except DetentError as error:
+        yield Diagnosis("wrong", str(error))
+        return
+    for address in addresses:
+        yield from _one_server(address)
+
+
+def _one_server(address: Address) -> Iterator[Diagnosis]:
+    from http.client import HTTPException
+
+    url = address.url
+    try:
+        answer = _ask(url, "/readyz")
     except DetentError as error:
         yield Diagnosis("wrong", str(error))
         return
@@ -276,10 +312,19 @@ def _server(url: str) -> Iterator[Diagnosis]:
         return
     if answer.status == 200:
         yield Diagnosis("ok", f"{url} is ready")
+    elif _stands_by(answer):
+        yield Diagnosis("ok", f"{url} stands by: another server owns the store")
+        yield from _clock(answer)
+        return
     else:
         yield Diagnosis("wrong", f"{url} answers {answer.status}: {answer.text}", "see the server's log")
     yield from _admission(address)
     yield from _clock(answer)
+
+
+def _stands_by(answer: ServerAnswer) -> bool:
+    """Whether a server says which other one owns the store."""
+    return answer.status == 503 and '"error":"NotOwner"' in answer.text and '"leader":"http' in answer.text
 
 
 def _ask(server: str, path: str) -> ServerAnswer:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
     from detent.engine.verify import Counts, Finding
     from detent.kv import Reader
+    from detent.store import Store
+
+LEASE_ANSWER_S = 10.0
+"""How long the bucket may take to show the lease."""
+
+UPGRADE_WAIT_S = 60.0
+"""How long an upgrade waits for the lease of an owner that is silent."""
 
 CHILD = "DETENT_VERIFIES_FOR_PARENT"
 
@@ -65,7 +73,7 @@ def info(url: str, as_json: bool) -> None:
 
     with open_for_reading(url) as opened:
         journals = infos(opened)
-        owner = _owner(url)
+        owner = _owner(url, opened)
         fields: dict[str, Any] = {
             "url": url,
             "format": None if is_server(url) else FORMAT_VERSION,  # others do not open
@@ -81,7 +89,7 @@ def info(url: str, as_json: bool) -> None:
     if as_json:
         print_json(fields)
         return
-    who = "no process" if owner is None else f"process {owner['pid']}, epoch {owner['epoch']}"
+    who = "no process" if owner is None else _owner_text(owner)
     print_fields(
         {
             "url": url,
@@ -97,21 +105,34 @@ def info(url: str, as_json: bool) -> None:
     )
 
 
-def _owner(url: str) -> dict[str, Any] | None:
-    """The process that owns a local store, or serves one; on an object store only its epoch decides, and no process is
-    known."""
+def _owner_text(owner: dict[str, Any]) -> str:
+    if "epoch" in owner:
+        return f"process {owner['pid']}, epoch {owner['epoch']}"
+    return f"process {owner['pid']} on {owner['host']}, {owner['state']} {' '.join(owner['addresses'])}".rstrip()
+
+
+def _owner(url: str, opened: Store) -> dict[str, Any] | None:
+    """The process that owns a store, or serves one. On an object store its lease says which."""
     from detent.kv import parse_url
+    from detent.kv.leaseobject import LeaseObject
     from detent.kv.ownership import is_owned, read_owner
     from detent.remote import RemoteOwner, server_address
 
-    server = server_address(url)
-    if server is not None:
+    if is_server(url):
+        server = server_address(opened.owner_url or url)
+        assert server is not None
         there = RemoteOwner(server)
         try:
             return there.status()
         finally:
             there.close()
     location = parse_url(url)
+    if location.is_object_store:
+        found = LeaseObject.of(url, LEASE_ANSWER_S).read()
+        if found is None or found.note.state == "released":
+            return None
+        note = found.note
+        return {"pid": note.pid, "host": note.host, "addresses": note.addresses, "state": note.state}
     owned = location.scheme == "file" and is_owned(location.directory)
     owner = read_owner(location.directory) if owned else None
     return None if owner is None else {"pid": owner.pid, "epoch": owner.epoch}
@@ -235,13 +256,16 @@ def upgrade(url: str, as_json: bool) -> None:
       detent store upgrade file:./data && detent store verify file:./data
     """
     from detent.errors import Invalid
+    from detent.kv import parse_url
     from detent.kv.stored import FORMAT_VERSION
     from detent.kv.upgrade import upgrade as upgrade_store
+    from detent.remote import held_alone
 
     check_kept(url)
     if is_server(url):
         raise Invalid("a server's store is upgraded where its records are, with file:PATH or s3://BUCKET/PREFIX")
-    with progress_bar("upgrading", hidden=as_json) as progress:
+    alone = held_alone(url, UPGRADE_WAIT_S) if parse_url(url).is_object_store else nullcontext()
+    with alone, progress_bar("upgrading", hidden=as_json) as progress:
         done = upgrade_store(url, progress)
     changed = done.before != FORMAT_VERSION
     if as_json:

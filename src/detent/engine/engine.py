@@ -88,7 +88,7 @@ class Engine:
         self._encode = msgspec.msgpack.Encoder().encode
         results = [kind for machine in machines for kind in machine.results]
         self._decode = msgspec.msgpack.Decoder(list[Union[tuple({Done, *results})]]).decode  # type: ignore[misc]  # noqa: UP007
-        self._fatal: Exception | None = None
+        self._fatal: Fenced | None = None
         self._to_announce: list[Machine] = []
         self._stale = True
         self._full = False
@@ -97,6 +97,9 @@ class Engine:
         self._lead = Lead(self._run_group, self._refuse)
         self._to_post: deque[_Posted] = deque()
         self.groups = 0
+        self.on_fenced: Callable[[Fenced], Fenced] = lambda error: error
+        """Called once another writer has been found to own the store, by whichever thread finds it; answers what
+        callers are told of it."""
         self.observer: Observer | None = None
         self._sync_s = 0.0
         with writer.view() as view:
@@ -248,6 +251,18 @@ class Engine:
         self._lead.close()
         self._writer.close()
 
+    def fence(self, error: Fenced) -> Fenced:
+        """Another process owns the store: every call is refused from now on, with what this answers. For any thread."""
+        if self._fatal is None:
+            self._fatal = error
+            self._fatal = self.on_fenced(error)
+        return self._fatal
+
+    @property
+    def fencing(self) -> Fenced | None:
+        """What says that another process owns the store, if one does as far as this one knows."""
+        return self._fatal
+
     def _refuse(self) -> None:
         if self._fatal is not None:
             raise refusal(self._fatal)
@@ -268,7 +283,7 @@ class Engine:
             if not isinstance(error, Exception):
                 raise
             if isinstance(error, Fenced):
-                self._fatal = error
+                error = self.fence(error)
             for ticket in group:
                 ticket.refuse_undecided(error)
             if not isinstance(error, DetentError):

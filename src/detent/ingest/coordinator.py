@@ -324,7 +324,8 @@ class QueueCoordinator:
 
     def _span_of(self, files: Sequence[HeldFile]) -> AbstractContextManager[Any]:
         """The batch in the traces of the messages that announced its files."""
-        carriers = (message.delivery.headers for file in files for message in file.messages)
+        messages = dict.fromkeys(message for file in files for message in file.messages)
+        carriers = (message.delivery.headers for message in messages)
         more = {"detent.ingest.files": len(files)}
         return spans.processing(self._queue.name, carriers, group=self._config.name, count=len(files), more=more)
 

@@ -37,6 +37,7 @@ Object stores:
     _slate_reader.py   readers: a checkpoint of the tables, then the commits after it, by polling
     _slate_fast.py     bytes into the binding in one copy
     objectstore.py     objects in a bucket, through obstore
+    leaseobject.py     which process owns the store, as other processes see it: an object beside it
     _slate_upgrade.py  the upgrade of a store there
 """
 

@@ -89,9 +89,9 @@ def _split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str
     return bucket, client
 
 
-def open_bucket(location: Location, options: Mapping[str, str] = _NONE) -> Any:
+def open_bucket(location: Location, options: Mapping[str, str] = _NONE, *, once_within: timedelta | None = None) -> Any:
     """An obstore store rooted at the location's prefix, with bounded retries; options come before the environment's.
-    Makes no request yet."""
+    With `once_within` a request is made once, and has failed after so long. Makes no request yet."""
     try:
         from obstore.store import AzureStore, GCSStore, S3Store
     except ImportError as error:
@@ -101,19 +101,19 @@ def open_bucket(location: Location, options: Mapping[str, str] = _NONE) -> Any:
         "prefix": location.path or None,
         "config": config or None,
         "client_options": {
-            "timeout": REQUEST_TIMEOUT,
-            "connect_timeout": CONNECT_TIMEOUT,
+            "timeout": once_within or REQUEST_TIMEOUT,
+            "connect_timeout": min(once_within or CONNECT_TIMEOUT, CONNECT_TIMEOUT),
             # Naming any client option makes obstore forget this one of the environment.
             "allow_http": os.environ.get(ALLOW_HTTP[location.scheme], "").lower() in {"1", "true"},
             **client,
         },
-        "retry_config": {"max_retries": RETRIES_MAX, "retry_timeout": RETRY_TIMEOUT},
+        "retry_config": {"max_retries": 0 if once_within else RETRIES_MAX, "retry_timeout": RETRY_TIMEOUT},
     }
     kinds = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     if location.scheme == "s3":
         # S3 itself copies over anything; this makes a copy fail when the target exists.
         common["copy_if_not_exists"] = "multipart"
-    return _translated(location.bucket, lambda: kinds[location.scheme](location.bucket, **common))
+    return translated(location.bucket, lambda: kinds[location.scheme](location.bucket, **common))
 
 
 class BucketObjects:
@@ -138,7 +138,7 @@ class BucketObjects:
             for _ in obstore.list(self._bucket, prefix=self._root or None, chunk_size=1):
                 break
 
-        _translated("the bucket", first_page)
+        translated("the bucket", first_page)
 
     async def refused_write(self, path: str) -> str | None:
         """Why the bucket takes no objects from these credentials; None if it does, or if it does not answer."""
@@ -166,7 +166,7 @@ class BucketObjects:
         if rest is None:
             data = b"".join(head)
             crash.point("kv.object.before_rename")
-            _translated(
+            translated(
                 name, lambda: obstore.put(self._bucket, self._root + name, data, mode="create", use_multipart=False)
             )
             size = len(data)
@@ -183,7 +183,7 @@ class BucketObjects:
         staged = f"{UPLOADS}{uuid.uuid4().hex}"
         counted = _Counted(head, rest)
         try:
-            _translated(
+            translated(
                 name,
                 lambda: obstore.put(
                     self._bucket,
@@ -195,7 +195,7 @@ class BucketObjects:
                 ),
             )
             crash.point("kv.object.before_rename")
-            _translated(name, lambda: obstore.copy(self._bucket, staged, self._root + name, overwrite=False))
+            translated(name, lambda: obstore.copy(self._bucket, staged, self._root + name, overwrite=False))
         finally:
             self._remove(staged)
         return counted.size
@@ -214,11 +214,11 @@ class BucketObjects:
             length = max(0, size - start if length is None else min(length, size - start))
             if not length:
                 return memoryview(b"")
-            found = _translated(
+            found = translated(
                 name, lambda: obstore.get_range(self._bucket, self._root + name, start=start, length=length)
             )
         else:
-            found = _translated(name, lambda: obstore.get(self._bucket, self._root + name).bytes())
+            found = translated(name, lambda: obstore.get(self._bucket, self._root + name).bytes())
         return memoryview(found)
 
     def size(self, name: str) -> int | None:
@@ -235,7 +235,7 @@ class BucketObjects:
         import obstore
 
         try:
-            return int(_translated(path, lambda: obstore.head(self._bucket, path))["size"])
+            return int(translated(path, lambda: obstore.head(self._bucket, path))["size"])
         except NotFound:
             return None
 
@@ -253,7 +253,7 @@ class BucketObjects:
         folder = prefix.rpartition("/")[0]
         pages = iter(obstore.list(self._bucket, prefix=folder or None, offset=after))
         while True:
-            page = _translated(prefix, lambda: next(pages, None))
+            page = translated(prefix, lambda: next(pages, None))
             if page is None:
                 return
             for entry in page:
@@ -270,7 +270,7 @@ class BucketObjects:
         import obstore
 
         try:
-            _translated(path, lambda: obstore.delete(self._bucket, path))
+            translated(path, lambda: obstore.delete(self._bucket, path))
         except NotFound:
             return  # some providers report a missing object, S3 does not
 
@@ -282,20 +282,20 @@ class BucketObjects:
         is_single = data.nbytes <= SINGLE_PUT_BYTES
         how: dict[str, Any] = {"mode": "create"} if is_single else {"max_concurrency": PARTS_AT_ONCE}
         shared = obstore.Bytes(data)  # a view would be taken for an iterator
-        _translated(path, lambda: obstore.put(self._bucket, path, shared, use_multipart=not is_single, **how))
+        translated(path, lambda: obstore.put(self._bucket, path, shared, use_multipart=not is_single, **how))
 
     def get_whole(self, path: str) -> memoryview:
         """The bytes of the object at a path."""
         import obstore
 
-        return memoryview(_translated(path, lambda: obstore.get(self._bucket, path).bytes()))
+        return memoryview(translated(path, lambda: obstore.get(self._bucket, path).bytes()))
 
     def remove_all(self, paths: Sequence[str]) -> None:
         """Remove the objects at paths, many in a request."""
         import obstore
 
         with contextlib.suppress(NotFound):  # some providers report a missing object, S3 does not
-            _translated("objects", lambda: obstore.delete(self._bucket, [*paths]))
+            translated("objects", lambda: obstore.delete(self._bucket, [*paths]))
 
     def remove_abandoned(self, now_ms: int) -> int:
         """Delete staged uploads whose writer must be dead. Returns how many."""
@@ -336,7 +336,7 @@ def _split(chunks: Iterable[bytes | memoryview]) -> tuple[list[bytes], Iterator[
     return head, None
 
 
-def _translated(what: str, call: Callable[[], _Result]) -> _Result:
+def translated(what: str, call: Callable[[], _Result]) -> _Result:
     """Run an obstore call; its exceptions become ours."""
     from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
 

@@ -164,7 +164,12 @@ def read_owner(directory: Path) -> Owner | None:
         return None
     if owner.is_elsewhere:
         return owner if is_owned(directory) else None
-    return owner if process_born(owner.pid) == owner.born and not _is_zombie(owner.pid) else None
+    return owner if is_same_process(owner.pid, owner.born) else None
+
+
+def is_same_process(pid: int, born: str) -> bool:
+    """Whether the process with this number is still the one that started then."""
+    return process_born(pid) == born and not _is_zombie(pid)
 
 
 def end_owner(directory: Path, owner: Owner) -> None:
@@ -182,7 +187,7 @@ def end_owner(directory: Path, owner: Owner) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(owner.pid, signal.SIGKILL)
     deadline = time.monotonic() + END_WAIT_S
-    while process_born(owner.pid) == owner.born and not _is_zombie(owner.pid):
+    while is_same_process(owner.pid, owner.born):
         if time.monotonic() > deadline:
             raise Unavailable(f"process {owner.pid}, the owner of {directory}, does not end")
         time.sleep(0.01)
@@ -199,12 +204,15 @@ def _is_zombie(pid: int) -> bool:
 def socket_path(directory: Path) -> Path:
     """Where the owner of a store listens."""
     path = directory / _SOCKET
-    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
-        return path
+    return path if len(os.fsencode(path)) <= SOCKET_PATH_MAX else temporary_socket()
+
+
+def temporary_socket() -> Path:
+    """A place for a socket in a new folder that only this user can enter."""
     for base in (tempfile.gettempdir(), "/tmp"):
         if len(os.fsencode(base)) + SOCKET_FOLDER_MAX <= SOCKET_PATH_MAX:
             return Path(tempfile.mkdtemp(prefix=_SOCKET_FOLDER, dir=base)) / _SOCKET
-    raise Unavailable(f"{directory} and the temporary directory have too long names for a socket")
+    raise Unavailable("the temporary directory has too long a name for a socket: set TMPDIR to a shorter one")
 
 
 def remove_socket_folder(path: Path) -> None:
@@ -218,9 +226,12 @@ def _remove_remains(directory: Path) -> None:
     """Remove what a killed owner has left in the temporary directory. Its note may be a copy, or forged: what
     goes is a socket on which no process listens, in a folder such as we make, of our own user; and nothing else."""
     note = _read_note(directory)
-    if note is None or not isinstance(note.socket, str):
-        return
-    path = Path(note.socket)
+    if note is not None and isinstance(note.socket, str):
+        remove_dead_socket(Path(note.socket))
+
+
+def remove_dead_socket(path: Path) -> None:
+    """Remove a socket on which no process listens, with the folder that was made for it; nothing of another kind."""
     if not path.is_absolute() or path.name != _SOCKET or not path.parent.name.startswith(_SOCKET_FOLDER):
         return
     with contextlib.suppress(OSError, ValueError):

@@ -23,6 +23,11 @@ class Location:
     path: str
 
     @property
+    def is_object_store(self) -> bool:
+        """Whether it is reached by requests."""
+        return self.scheme in OBJECT_STORE_SCHEMES
+
+    @property
     def directory(self) -> Path:
         """The directory of a ``file:`` store, absolute, so that a later chdir changes nothing."""
         return Path(self.path).absolute()

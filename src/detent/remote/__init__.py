@@ -6,7 +6,9 @@ Finding the owner, or becoming it:
 
     connection.py      owns the store or talks to its owner; when that dies, takes over or reconnects
     address.py         where an owner answers, and what is needed to be let in
-    owner.py           the owner: engine, housekeeping, and on `file:` the socket
+    leading.py         which of several servers owns the store, by asking them or by its lease
+    storelease.py      the lease of a store on an object store: claimed, held, given back
+    owner.py           the owner: engine, housekeeping, and the socket for others of its machine
 
 A client's call, on its way to the owner and back:
 
@@ -38,18 +40,20 @@ For clients that have no files in common with the owner (a store behind a server
     served_objects.py  fragments, the owner's half
 """
 
-from detent.remote.address import server_address
+from detent.remote.address import server_address, server_addresses
 from detent.remote.answers import Disconnected, Overloaded
 from detent.remote.app import OwnerApp
 from detent.remote.client import AsyncRemoteOwner, RemoteOwner
 from detent.remote.connection import Connection, Role
 from detent.remote.dispatch import Dispatcher
 from detent.remote.journals import RemoteJournalReader
+from detent.remote.leading import held_alone
 from detent.remote.line import OwnerLine
 from detent.remote.lost_claims import AsyncLostClaims
 from detent.remote.objects import RemoteReader
 from detent.remote.owner import LocalOwner
 from detent.remote.session import ClientSession
+from detent.remote.storelease import HeldLease, Sight, StoreClaim, leader_of
 
 __all__ = [
     "AsyncLostClaims",
@@ -58,6 +62,7 @@ __all__ = [
     "Connection",
     "Disconnected",
     "Dispatcher",
+    "HeldLease",
     "LocalOwner",
     "Overloaded",
     "OwnerApp",
@@ -66,5 +71,10 @@ __all__ = [
     "RemoteOwner",
     "RemoteReader",
     "Role",
+    "Sight",
+    "StoreClaim",
+    "held_alone",
+    "leader_of",
     "server_address",
+    "server_addresses",
 ]

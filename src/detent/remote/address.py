@@ -52,6 +52,11 @@ class Address:
         return self.socket is not None and self.shares_files
 
     @property
+    def store_url(self) -> str:
+        """What a client opens to get here."""
+        return self.url if self.socket is None else f"{SOCKET}{self.socket}"
+
+    @property
     def host_header(self) -> str:
         """What requests call the owner."""
         return httpx.URL(self.url).netloc.decode("ascii")
@@ -115,8 +120,30 @@ class _TokenAuth(httpx.Auth):
         yield request
 
 
+SERVERS_MAX: Final = 16
+"""So many servers may a URL name; more than stand by for any store."""
+
+
+def server_addresses(url: str) -> list[Address]:
+    """The servers that a store URL names, such as ``http://a:7410,http://b:7410``; none for a URL of another kind. One
+    after the first may leave the scheme out."""
+    first = server_address(url)
+    if first is None or first.socket is not None or "," not in url:
+        return [] if first is None else [first]
+    parts = url.split(",")
+    if len(parts) > SERVERS_MAX:
+        raise Invalid(f"a URL names at most {SERVERS_MAX} servers, not {len(parts)}")
+    scheme = parts[0].partition(":")[0]
+    found = [first, *(server_address(part if "://" in part else f"{scheme}://{part}") for part in parts[1:])]
+    if any(one is None or one.socket is not None for one in found):
+        raise Invalid(f"{url[:200]!r} names something else among its servers: write http://A:PORT,http://B:PORT")
+    return [one for one in found if one is not None]
+
+
 def server_address(url: str) -> Address | None:
-    """The server that a store URL names; None for a URL of another kind."""
+    """The server that a store URL names, the first one of several; None for a URL of another kind."""
+    if isinstance(url, str) and not url.startswith(f"{SOCKET}/"):
+        url = url.partition(",")[0]
     if isinstance(url, str) and url.startswith(f"{SOCKET}/"):
         return Address(socket=url.removeprefix(SOCKET), shares_files=False)
     scheme = url.partition(":")[0].lower() if isinstance(url, str) else ""

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from detent.engine import MALFORMED
-from detent.errors import Busy, Corrupt, Denied, DetentError, Unavailable
+from detent.errors import Busy, Corrupt, Denied, DetentError, NotOwner, OutcomeUnknown, Unavailable
 from detent.remote import wire
 from detent.remote.address import Address
 
@@ -23,6 +23,23 @@ RETRY_S_MAX: Final = 10.0
 
 class Disconnected(Unavailable):
     """The connection broke: whether the request was applied is unknown until it is sent again under its name."""
+
+    sure = False
+    """Whether it is known that nothing was done with the request."""
+
+
+class Elsewhere(Disconnected):
+    """This server does not own the store, and did nothing; `leader` does, if it is known."""
+
+    sure = True
+
+    def __init__(self, message: str, leader: str = "") -> None:
+        super().__init__(message, leader)  # copies are made from what is given here
+        self.message = message
+        self.leader = leader
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Overloaded(Disconnected):
@@ -44,15 +61,18 @@ def check(status: int, headers: Mapping[str, str], content: bytes) -> None:
     if 200 <= status < 300:
         return
     is_problem = headers.get("content-type") == wire.PROBLEM_TYPE and bool(content)
+    problem = wire.decode_problem(content) if is_problem else None
+    if isinstance(problem, NotOwner):
+        raise Elsewhere(str(problem), problem.leader)
     if status in {401, 403}:
         raise Denied(_denial(status, content, is_problem))
     if status in {429, 503} and "retry-after" in headers:
-        why = str(wire.decode_problem(content)) if is_problem else f"status {status}"
+        why = f"status {status}" if problem is None else str(problem)
         raise Overloaded(f"the store's owner is busy: {why}", _retry_s(headers["retry-after"]), is_problem)
-    if not is_problem:
+    if problem is None:
         # Not the owner's own words: its server is going down, or something else answers in its place.
         raise Disconnected(f"the store's owner answered with status {status}")
-    raise wire.decode_problem(content)
+    raise problem
 
 
 def check_response(response: httpx.Response) -> None:
@@ -99,7 +119,16 @@ def outcomes_of(content: bytes, count: int, address: Address) -> list[list[Any] 
     outcomes = wire.decode_answers(content, count)
     if address.has_files:
         return outcomes
-    return [Overloaded(str(one), BUSY_RETRY_S) if isinstance(one, Busy) else one for one in outcomes]
+    return [_asked_again(one) if isinstance(one, DetentError) else one for one in outcomes]
+
+
+def _asked_again(error: DetentError) -> DetentError:
+    """What makes a client send a transaction again, under its name: to the same owner, or to the next one."""
+    if isinstance(error, Busy):
+        return Overloaded(str(error), BUSY_RETRY_S)
+    if isinstance(error, NotOwner):
+        return Elsewhere(str(error), error.leader)
+    return Disconnected(str(error)) if isinstance(error, OutcomeUnknown) else error
 
 
 def decoded(content: bytes, kind: Any) -> Any:

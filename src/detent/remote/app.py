@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from detent.engine import Engine, Request, Ticket
-from detent.errors import Corrupt, DetentError, NotFound
+from detent.errors import Corrupt, DetentError, Fenced, NotFound, NotOwner, OutcomeUnknown, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.producers import Producers
 from detent.kv import Reader
@@ -35,7 +35,16 @@ def is_native(path: str) -> bool:
 class OwnerApp:
     """Serves one engine, from one event loop. Uncaught errors become a 500 and reach the server's log."""
 
-    def __init__(self, engine: Engine, journals: JournalMachine, queues: QueueMachine, reader: Reader) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        journals: JournalMachine,
+        queues: QueueMachine,
+        reader: Reader,
+        refusal: Callable[[], NotOwner | None] = lambda: None,
+    ) -> None:
+        """`refusal` says why this process may not answer now, if it may not."""
+        self._refusal = refusal
         self._engine = engine
         self._journals = journals
         self._queues = queues
@@ -78,13 +87,23 @@ class OwnerApp:
 
     async def answer(self, scope: Scope, receive: Receive, caller: RightsHolder | None) -> Reply:
         """Answer one request of a caller, who may do everything if it is None."""
+        self._require_owner()
         call = OwnerCall(scope, receive, caller)
         route = self._routes.get((call.method, call.path))
         if route is not None:
-            return await route(call)
-        if call.path.startswith(served_objects.PATH):
-            return await self._objects.answer(call)
-        raise NotFound(f"there is no {call.method} {call.path[:300]} here")
+            reply = await route(call)
+        elif call.path.startswith(served_objects.PATH):
+            reply = await self._objects.answer(call)
+        else:
+            raise NotFound(f"there is no {call.method} {call.path[:300]} here")
+        if call.method == "GET":
+            self._require_owner()  # what was read may be older by now than what the next owner has
+        return reply
+
+    def _require_owner(self) -> None:
+        refused = self._refusal()
+        if refused is not None:
+            raise refused
 
     # -- transactions -------------------------------------------------------------------------------------------
 
@@ -95,7 +114,7 @@ class OwnerApp:
         # All of them first, so that they share a commit.
         under_way = [self._submit(request, call.caller) for request in requests]
         try:
-            outcomes = [_told(call, await _outcome(one)) for one in under_way]
+            outcomes = [_told(call, self._as_owner(await _outcome(one))) for one in under_way]
         except asyncio.CancelledError:
             for one in under_way:
                 self._abandon(one)
@@ -109,6 +128,13 @@ class OwnerApp:
             self._undo(requests, outcomes)
             raise
         return Reply(body, wire.TRANSACTION_TYPE, undo=undo)
+
+    def _as_owner(self, outcome: list[Any] | DetentError) -> list[Any] | DetentError:
+        """A transaction that was not applied, because this process owns the store no more, is another one's to
+        apply."""
+        if isinstance(outcome, Fenced | Unavailable) and not isinstance(outcome, OutcomeUnknown):
+            return self._refusal() or outcome
+        return outcome
 
     async def _with_contents(
         self, requests: Sequence[Any], outcomes: list[contents.Outcome], wanted: int

@@ -89,8 +89,10 @@ def _grown(content: bytes, offset: int) -> bool:
 class RemoteOwner:
     """An owner in another process."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, slack_s: float = WAIT_SLACK_S) -> None:
+        """`slack_s` is how late the answer to a wait may be."""
         self.address = address
+        self._slack_s = slack_s
         self._tls = address.tls()
         self._http = self._client(_limits())
         self._channel = Channel(address, self._tls)
@@ -229,7 +231,7 @@ class RemoteOwner:
             time.sleep(min(LOOK_S, timeout_ms / 1000))
             return None
         try:
-            return self._ask_small(self._waits_channel, "GET", path, timeout_ms / 1000 + WAIT_SLACK_S)
+            return self._ask_small(self._waits_channel, "GET", path, timeout_ms / 1000 + self._slack_s)
         finally:
             self._waits.release()
 
@@ -249,8 +251,9 @@ _Waiting = tuple[msgspec.Raw, float, "asyncio.Future[list[Any]]", Request]
 class AsyncRemoteOwner:
     """The same for asyncio."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, slack_s: float = WAIT_SLACK_S) -> None:
         self.address = address
+        self._slack_s = slack_s
         tls = address.tls()
         self._channel = AsyncChannel(address, tls)
         self._waits_channel = AsyncChannel(address, tls, keep=WAITS_MAX)
@@ -369,7 +372,7 @@ class AsyncRemoteOwner:
             return None
         self._waits += 1
         try:
-            return await self._ask_small(self._waits_channel, "GET", path, timeout_ms / 1000 + WAIT_SLACK_S)
+            return await self._ask_small(self._waits_channel, "GET", path, timeout_ms / 1000 + self._slack_s)
         finally:
             self._waits -= 1
 

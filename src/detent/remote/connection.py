@@ -13,10 +13,12 @@ from detent.errors import Busy, Fenced, Invalid, Unavailable
 from detent.journal.producers import Given
 from detent.kv import Location, parse_url
 from detent.kv.ownership import Owner, OwnerLock, end_owner, is_owned, read_owner
-from detent.remote.address import Address, server_address
-from detent.remote.answers import Disconnected, Overloaded
-from detent.remote.client import RemoteOwner
+from detent.remote.address import Address, server_addresses
+from detent.remote.answers import Disconnected, Elsewhere, Overloaded
+from detent.remote.client import WAIT_SLACK_S, RemoteOwner
+from detent.remote.leading import LeaderSearch
 from detent.remote.owner import LocalOwner
+from detent.remote.storelease import StoreClaim
 from detent.runtime.backoff import Backoff, Failures
 
 Role = Literal["auto", "client", "reader"]
@@ -27,8 +29,14 @@ HUNG_S: Final = 2.0
 
 RETRY: Final = Backoff(0.005, 0.05)
 
-SERVER_RETRY: Final = Backoff(0.005, 0.5)
-"""A server that does not answer is asked less often: it may be far away, and others ask too."""
+ATTEMPT_S: Final = 2.0
+"""How long a request to one of several servers may take at first, before the others are asked whether they own the
+store by now. A request that does take longer is sent again under its name, with twice the time."""
+
+FOLLOWED_WAIT_MS: Final = 2_000
+FOLLOWED_SLACK_S: Final = 1.0
+"""A wait for messages at one of several servers, and how late its answer may be: after that the others are asked. One
+server is waited for longer, which costs fewer requests."""
 
 AnyOwner = LocalOwner | RemoteOwner
 
@@ -37,22 +45,57 @@ class Connection:
     """The way to the owner, found anew whenever it is lost."""
 
     def __init__(
-        self, url: str, role: Role, *, force: bool = False, now_ms: OwnerTime | Callable[[], int] | None = None
+        self,
+        url: str,
+        role: Role,
+        *,
+        force: bool = False,
+        now_ms: OwnerTime | Callable[[], int] | None = None,
+        claim: StoreClaim | None = None,
     ) -> None:
+        """`claim` is that of a server, on an object store: it says how long its lease is, and has looked before."""
         if role not in ROLES:
             raise Invalid(f"a role is one of {', '.join(ROLES)}, not {role!r}")
         self.url = url
         self.role = role
-        self.server = server_address(url)
+        servers = server_addresses(url)
+        self.server = servers[0] if servers else None
         if self.server is not None and force:
             raise Invalid(f"force ends an owner on this machine; end the one behind {url} where it runs")
         self._location = parse_url(url) if self.server is None else Location("server", self.server.url, "")
+        self._search: LeaderSearch | None = None
+        if servers or self._location.is_object_store:
+            self._search = LeaderSearch(url, servers, claim)
         self._force = force
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._closed = False
         self.current: AnyOwner | None = None
         self.address: Address | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether another server may own the store next, so that no call waits for one alone until its time is over."""
+        return self._search is not None and self._search.is_followed
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether everything goes through the owner: there are no files that this process could read."""
+        is_far = self.current is not None and isinstance(self.current, RemoteOwner)
+        return self.server is not None or (is_far and self._location.is_object_store)
+
+    @property
+    def slack_s(self) -> float:
+        """How late the answer to a wait may be."""
+        return FOLLOWED_SLACK_S if self.is_followed else WAIT_SLACK_S
+
+    def wait_ms(self, timeout_ms: int) -> int:
+        """How long to wait at the owner at a time."""
+        return min(timeout_ms, FOLLOWED_WAIT_MS) if self.is_followed else timeout_ms
+
+    def attempt_s(self, left_s: float, tries: int) -> float:
+        """How long one try of a call may take, after so many others."""
+        return min(left_s, ATTEMPT_S * 2**tries) if self.is_followed else left_s
 
     @property
     def at_hand(self) -> AnyOwner | None:
@@ -89,13 +132,17 @@ class Connection:
                     raise Busy(f"{error}; nothing was changed") from error
                 time.sleep(min(error.retry_s, left))
             except Disconnected as error:
-                self.lost(owner)
+                self.lost(owner, error)
                 if time.monotonic() >= deadline:
                     raise Unavailable(f"{error}; nothing was changed") from error
 
-    def lost(self, owner: AnyOwner) -> None:
-        """Forget an owner that does not answer."""
+    def lost(self, owner: AnyOwner, error: Disconnected | None = None) -> None:
+        """Forget an owner that does not answer, or that says which server owns the store instead."""
         with self._lock:
+            if self._search is not None and isinstance(owner, RemoteOwner):
+                self._search.lost(owner.address)
+                if isinstance(error, Elsewhere):
+                    self._search.hear(error.leader)
             if self.current is owner and isinstance(owner, RemoteOwner):
                 self.current = None
                 owner.retire()
@@ -111,12 +158,12 @@ class Connection:
     # -- finding the owner --------------------------------------------------------------------------------------
 
     def _find(self, deadline: float) -> AnyOwner:
-        if self.server is not None:
-            return self._find_server(self.server, deadline)
-        if self._location.scheme != "file":
+        if self._search is not None:
+            return self._find_far(self._search, deadline)
+        if self._location.scheme == "memory":
             if self.role == "client":
                 raise Invalid(f"{self.url} has no owner process to be a client of; open it without role='client'")
-            return LocalOwner(self.url, now_ms=self._now_ms, patience_s=deadline - time.monotonic())
+            return LocalOwner(self.url, now_ms=self._now_ms)
         tries = Failures(RETRY)
         hung: Owner | None = None
         hung_since = 0.0
@@ -172,25 +219,23 @@ class Connection:
         self.address = address
         return RemoteOwner(address)
 
-    def _find_server(self, address: Address, deadline: float) -> RemoteOwner:
-        tries = Failures(SERVER_RETRY)
-        while True:
-            owner = RemoteOwner(address)
-            try:
-                owner.status(deadline - time.monotonic())
-                self.address = address
-                return owner
-            except BaseException as error:
-                owner.close()
-                if not isinstance(error, Disconnected):
-                    raise
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise Unavailable(
-                        f"no Detent server answers at {self.url} ({error}): start it, or correct the address"
-                    ) from error
-                pause_s = tries.failed()
-                time.sleep(min(error.retry_s if isinstance(error, Overloaded) else pause_s, left))
+    def _find_far(self, search: LeaderSearch, deadline: float) -> AnyOwner:
+        """The owner behind a server, or of a store on an object store, which this process may become. One that has
+        been a client stays one: others stand by."""
+        may_own = self.server is None and self.role == "auto" and self.address is None
+        found = search.find(deadline, may_own=may_own, force=self._force)
+        self._force = False
+        if isinstance(found, Address):
+            self.address = found
+            return RemoteOwner(found, self.slack_s)
+        try:
+            found.require_held()
+            return LocalOwner(
+                self.url, now_ms=self._now_ms, patience_s=max(0.0, deadline - time.monotonic()), lease=found
+            )
+        except BaseException:
+            found.release()
+            raise
 
     def _unowned(self) -> Unavailable:
         known = read_owner(self._location.directory)

@@ -53,6 +53,7 @@ class RetryPatience:
     def restore(self) -> None:
         """Something came: the time begins anew."""
         self._deadline = time.monotonic() + self._timeout_s
+        self._tries = 0
 
     def owner(self) -> RemoteOwner:
         """The owner, found again if need be."""
@@ -63,14 +64,15 @@ class RetryPatience:
     @property
     def timeout(self) -> httpx.Timeout:
         """What is left of the time, for one try."""
-        return timeout_of(self._deadline - time.monotonic())
+        return timeout_of(self._connection.attempt_s(self._deadline - time.monotonic(), self._tries))
 
     def spend(self, owner: RemoteOwner, error: Disconnected) -> None:
         """A try came to nothing. `Unavailable` when the time is over."""
         left = self._deadline - time.monotonic()
+        self._tries += not error.sure
         if left <= 0:
             raise Unavailable(f"{error}; see whether the server at {self._connection.url} is well") from error
         if isinstance(error, Overloaded):
             time.sleep(min(error.retry_s, left))
         else:
-            self._connection.lost(owner)
+            self._connection.lost(owner, error)

@@ -19,18 +19,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from detent import crash
 from detent.engine import Engine, Machine, OwnerTime, Request, Result, Ticket
-from detent.errors import DetentError, Fenced, Invalid, Unavailable
+from detent.errors import DetentError, Fenced, NotOwner, Unavailable
 from detent.journal import JournalMachine, JournalReader
 from detent.journal.fragments import sweep
 from detent.journal.producers import Given, Producers
 from detent.kv import Writer, open_writer
-from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path
+from detent.kv.ownership import OwnerLock, remove_socket_folder, socket_path, temporary_socket
 from detent.ledger import LedgerMachine
 from detent.queue import QueueMachine
 from detent.queue.unclaiming import undoing
+from detent.remote.address import SOCKET
 from detent.remote.app import OwnerApp
 from detent.remote.asgi import Scope
 from detent.remote.handing import not_read, was_read
+from detent.remote.storelease import HeldLease
 from detent.runtime.backoff import Backoff
 from detent.runtime.supervisor import Supervised
 from detent.runtime.task import Next, Restart, Task
@@ -70,8 +72,13 @@ class LocalOwner:
         lock: OwnerLock | None = None,
         now_ms: OwnerTime | Callable[[], int] | None = None,
         patience_s: float | None = None,
+        lease: HeldLease | None = None,
     ) -> None:
         self._lock = lock
+        self.lease = lease
+        """On an object store: what this process holds while it owns the store."""
+        self.on_replaced: Callable[[Fenced], None] = lambda _: None
+        """Called once another process has been found to own the store. For a server, which then ends."""
         self._server: SocketServer | None = None
         self._apps: list[OwnerApp] = []
         writer: Writer = open_writer(url, patience_s=patience_s)
@@ -87,6 +94,9 @@ class LocalOwner:
                 self._server = SocketServer(self.new_app(), socket_path(directory))
                 crash.point("owner.after_socket")
                 lock.announce(self.engine.epoch, str(self._server.path))
+            self.engine.on_fenced = self._replaced
+            if lease is not None:
+                self._hold(lease)
         except BaseException:
             if self._server is not None:
                 self._server.stop()
@@ -95,20 +105,36 @@ class LocalOwner:
         self._housekeeper = Housekeeper(self)
         self.queues.watch.timer = self.schedules.timer = self._housekeeper.look_at
 
+    def _hold(self, lease: HeldLease) -> None:
+        """Answer under a lease: on a socket, unless a server says itself where."""
+        lease.on_lost = self._lost
+        if lease.loss is not None:
+            raise Fenced(str(lease.loss))
+        if not lease.claim.serves:
+            self._server = SocketServer(self.new_app(), temporary_socket())
+            lease.announce([f"{SOCKET}{self._server.path}"])
+
+    def _lost(self, error: Fenced) -> None:
+        self.engine.fence(error)
+
+    def _replaced(self, error: Fenced) -> Fenced:
+        if self.lease is not None:
+            error = self.lease.lose(error)
+        self.on_replaced(error)
+        return error
+
+    def refusal(self) -> NotOwner | None:
+        """Why this process may not answer others now, if it may not."""
+        return None if self.lease is None else self.lease.refusal()
+
     @property
     def socket(self) -> Path | None:
         """Where other processes of this machine reach it."""
         return None if self._server is None else self._server.path
 
-    def serve(self, path: Path) -> None:
-        """Let other processes of this machine reach this owner at a socket, until it closes. On `file:` it has one."""
-        if self._server is not None:
-            raise Invalid(f"this owner answers at {self._server.path} already")
-        self._server = SocketServer(self.new_app(), path)
-
     def new_app(self) -> OwnerApp:
         """The wire protocol over this owner's engine, for one event loop."""
-        app = OwnerApp(self.engine, self.journals, self.queues, self.reader)
+        app = OwnerApp(self.engine, self.journals, self.queues, self.reader, self.refusal)
         self._apps.append(app)
         return app
 
@@ -177,6 +203,8 @@ class LocalOwner:
         if self._server is not None:
             self._server.stop()
         self.engine.close()
+        if self.lease is not None:
+            self.lease.release()
         if self._lock is not None:
             self._lock.release()
 
@@ -237,6 +265,8 @@ class Housekeeper(Task):
 
     def gave_up(self, error: Exception) -> None:
         logger.warning("housekeeping ends: %s", error)
+        if isinstance(error, Fenced):
+            self._owner.engine.fence(error)
 
     def failed(self, error: Exception, pause_s: float) -> None:
         del pause_s

@@ -170,6 +170,7 @@ STATUS = {
     "Denied": 403,
     "Corrupt": 500,
     "Unavailable": 503,
+    "NotOwner": 503,
     "OutcomeUnknown": 503,
 }
 

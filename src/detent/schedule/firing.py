@@ -78,7 +78,9 @@ class Firing:
     def _planned(self, found: ops.ScheduleDescription, now_ms: int) -> _Ready | None:
         try:
             due = plan(found.definition, found.state, now_ms)
-        except DetentError as error:
+        except Exception as error:
+            if not isinstance(error, DetentError):  # of one schedule, which is not to hold up the others
+                logger.exception("the ticks of the schedule %r cannot be worked out", found.name)
             self._note(found, error)
             return None
         move = ops.MoveSchedule(found.name, found.definition.edition, found.state.step, due.state)
@@ -102,7 +104,7 @@ class Firing:
             return
         crash.point("schedule.after_commit")
 
-    def _note(self, found: ops.ScheduleDescription, error: DetentError) -> None:
+    def _note(self, found: ops.ScheduleDescription, error: Exception) -> None:
         if not found.problem:
             logger.warning("the schedule %r cannot publish, and tries again: %s", found.name, error)
         problem = f"{type(error).__name__}: {error}"[:PROBLEM_CHARS_MAX]

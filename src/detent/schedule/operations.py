@@ -14,7 +14,7 @@ from detent.engine.operation import OPERATION_WEIGHT
 from detent.errors import Invalid, LimitExceeded
 from detent.journal.operations import Append, check_append
 from detent.queue.operations import DELAY_MS_MAX, RETENTION_S, RETENTION_S_MAX, Publish, check_publish
-from detent.schedule.timing import CronTiming, IntervalTiming, cron_timing
+from detent.schedule.timing import LATEST_MS, CronTiming, IntervalTiming, cron_timing
 
 SCHEDULES_MAX: Final = 10_000
 """They are kept in memory, and their owner looks at all of them for those that are due."""
@@ -231,6 +231,8 @@ def _check_timing(op: PutSchedule) -> None:
         raise Invalid("a time zone goes with cron: an interval is as long everywhere")
     elif type(op.every_ms) is not int or not EVERY_MS_MIN <= op.every_ms <= EVERY_MS_MAX:
         raise Invalid(f"an interval is {EVERY_MS_MIN // 1000} s to ten years, not {op.every_ms} ms")
+    elif type(op.start_ms) is not int or not 0 <= op.start_ms <= LATEST_MS:
+        raise Invalid("an interval starts after 1970 and before the year 9940")
 
 
 def _check_message(op: PutSchedule) -> None:

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from detent.codec.schedule import NO_TIME
-from detent.durations import at_1970_ms
+from detent.durations import at_1970_ms, since_1970_ms
 from detent.errors import Invalid
 
 FIELDS: Final = 5
@@ -33,7 +33,8 @@ SHORT_FORMS: Final = {
     "@yearly": "0 0 1 1 *",
 }
 
-LATEST: Final = datetime(9990, 1, 1, tzinfo=UTC)
+LATEST: Final = datetime(9940, 1, 1, tzinfo=UTC)
+LATEST_MS: Final = since_1970_ms(LATEST)
 """No tick is looked for after this: the years of `datetime` end at 9999, and one look may span fifty."""
 
 FIRST_WINDOW_MS: Final = 60_000
@@ -72,8 +73,9 @@ class IntervalTiming(NamedTuple):
     tick_ms: int
 
     def after(self, time_ms: int) -> int:
-        """The first tick after a time."""
-        return self.tick_ms + ((time_ms - self.tick_ms) // self.every_ms + 1) * self.every_ms
+        """The first tick after a time; `NO_TIME` at the end of all dates."""
+        tick_ms = self.tick_ms + ((time_ms - self.tick_ms) // self.every_ms + 1) * self.every_ms
+        return tick_ms if tick_ms <= LATEST_MS else NO_TIME
 
     def newest(self, first_ms: int, now_ms: int, count: int) -> Newest:
         """The newest ticks up to now."""

@@ -2,7 +2,9 @@
 
 A request, in the order in which things happen:
 
-    serving.py          opens the store as its owner, listens, stops without losing an answer
+    turns.py            a server stands by or owns the store, takes turns with others, stops without losing an answer
+    serving.py          what is served, where, and to whom: the store, its application, the port
+    standby.py          what a server answers while another one owns the store, and how it waits for its turn
     protocol.py         limits on connections, before it is known who calls
     http.py             requests and answers as the parts below see them
     app.py              finds the caller, hands the request to its part, turns errors into answers
@@ -34,6 +36,7 @@ The JSON API:
     api_ledgers.py      the routes for ledgers and pins
     api_store.py        the route for the store as a whole
     api_search.py       the routes that look for messages in journals
+    api_journey.py      the route for what a message came from, and what came of it
     api_series.py       the route for curves
     series.py           what queues held and did over time, in bounded memory
     models.py           bytes, durations and times in JSON

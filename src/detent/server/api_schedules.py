@@ -14,7 +14,7 @@ from detent.schedule.handle import CHANGE_TRIES, ScheduleSettings, merged, put_o
 from detent.schedule.info import schedule_info
 from detent.server.access import Caller
 from detent.server.http import Response
-from detent.server.limits import ListQuery, page_of
+from detent.server.limits import LIST_MAX, ListQuery, check_count
 from detent.server.models import RequestModel
 from detent.server.models_schedules import ScheduleList, ScheduleRequest, ScheduleRun, ShownSchedule, shown_schedule
 from detent.server.route import ApiCall, Route, may_see
@@ -35,9 +35,19 @@ class TicksQuery(RequestModel, kw_only=True):
 # -- for any caller with rights -------------------------------------------------------------------------------------
 
 
-async def visible_schedules(store: AsyncStore, caller: Caller, prefix: str = "") -> list[ScheduleInfo]:
-    """The schedules on which a caller has any right, by name."""
-    return [info for info in await store.schedules(prefix) if may_see(caller, "schedule", info.name)]
+async def visible_schedules(
+    store: AsyncStore, caller: Caller, prefix: str, after: str, limit: int
+) -> tuple[list[ScheduleInfo], bool]:
+    """A page of the schedules on which a caller has any right, by name, and whether there are more."""
+    found: list[ScheduleInfo] = []
+    more = True
+    while more:
+        (page,) = await store.commit([ops.DescribeSchedules(prefix, after, min(limit + 1, ops.PAGE_MAX))])
+        seen = [schedule_info(one) for one in page.schedules if may_see(caller, "schedule", one.name)]
+        found += seen[: limit + 1 - len(found)]
+        more = page.more and len(found) <= limit
+        after = page.schedules[-1].name if more else ""
+    return found[:limit], len(found) > limit
 
 
 async def put_schedule(
@@ -70,10 +80,10 @@ async def change_schedule(store: AsyncStore, caller: Caller, name: str, changes:
 
 async def list_schedules(call: ApiCall[None, ListQuery]) -> ScheduleList:
     """The schedules that the caller has any right on, by name."""
-    found = await visible_schedules(call.store, call.caller, call.query.prefix)
-    page, following = page_of([info.name for info in found], call.query)
-    shown = {*page}
-    return ScheduleList(schedules=[shown_schedule(info) for info in found if info.name in shown], next=following)
+    query = call.query
+    check_count(query.limit, LIST_MAX, "schedules in an answer")
+    found, more = await visible_schedules(call.store, call.caller, query.prefix, query.after, query.limit)
+    return ScheduleList(schedules=list(map(shown_schedule, found)), next=found[-1].name if more else None)
 
 
 async def declare_schedule(call: ApiCall[ScheduleRequest, None]) -> Response:

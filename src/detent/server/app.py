@@ -12,7 +12,7 @@ from typing import Final, ParamSpec, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from detent import spans
-from detent.errors import Denied, DetentError, Unavailable
+from detent.errors import Denied, DetentError, Fenced, NotOwner, OutcomeUnknown, Unavailable
 from detent.remote import rights, wire
 from detent.remote.handing import hand_over
 from detent.server import sigv4
@@ -23,6 +23,12 @@ from detent.server.tracing import Tracing
 
 RETRY_AFTER_S: Final = 1
 """What a client is told to wait when too much waits already."""
+
+HEALTH: Final = "/healthz"
+"""Whether the process lives, whatever else it may do."""
+
+LEADER_HEADER: Final = "detent-leader"
+"""The URL of the server that owns the store, in answers of one that does not."""
 
 PATH_LOGGED_MAX: Final = 200
 """Characters of a path that go into the log."""
@@ -95,7 +101,10 @@ class ServerApplication:
         hosts: Callable[[str], bool] | None = None,
         counting: Counting | None = None,
         tracing: Tracing | None = None,
+        refusing: Callable[[], NotOwner | None] = lambda: None,
     ) -> None:
+        """`refusing` says why this server may not answer for the store now, if it may not."""
+        self._refusing = refusing
         self._parts = parts
         self._keys = keys
         self._public = public
@@ -114,8 +123,8 @@ class ServerApplication:
         response: Response | None = None
         try:
             part = next((part for part in self._parts if part.owns(request)), None)
-            if spans.PARENT in request.headers:  # what it publishes goes on with its trace
-                spans.asked.set(spans.context_of(request.headers))
+            # What it publishes goes on with its trace. Set in any case: the request before may have begun this task.
+            spans.asked.set(spans.context_of(request.headers))
             response = await self._traced(request, part)
             await hand_over(response.send, scope, receive, send, response.undo)
         except Exception:
@@ -144,9 +153,20 @@ class ServerApplication:
             request.recheck = partial(self._caller, request, part)
             if part is None:
                 return problem(404, "NotFound", f"there is no {request.method} {request.path} here")
-            return await part.answer(request, caller)
+            self._require_owner(request)
+            response = await part.answer(request, caller)
+            if request.method == "GET":
+                self._require_owner(request)  # what was read may be older by now than what the next owner has
+            return response
         except DetentError as error:
+            if isinstance(error, Fenced | Unavailable) and not isinstance(error, OutcomeUnknown):
+                error = self._refusing() or error  # nothing was applied, and here it cannot be
             return _refuse(request, part, rights.told(caller, error))
+
+    def _require_owner(self, request: HttpRequest) -> None:
+        refused = None if request.path == HEALTH else self._refusing()
+        if refused is not None:
+            raise refused
 
     async def _caller(self, request: HttpRequest, part: Part | None) -> Caller:
         """Who asks: by a bearer token, by a signature over the whole request, or as the part says."""
@@ -239,6 +259,8 @@ def refusal(error: DetentError) -> Response:
         return problem(415, "WrongType", str(error))
     status, body = wire.encode_problem(error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if status in {429, 503} else {}
+    if isinstance(error, NotOwner) and error.leader:
+        headers[LEADER_HEADER] = error.leader
     if isinstance(error, Unauthenticated):
         status, headers = 401, {"www-authenticate": 'Bearer realm="detent"'}
     return Response(body, status=status, type=wire.PROBLEM_TYPE, headers=headers)

@@ -1,4 +1,5 @@
-"""What is in the store at the moment of a scrape, for Prometheus: queues, journals, consumers, graphs and ledgers.
+"""What is in the store at the moment of a scrape, for Prometheus: queues, journals, consumers, graphs, ledgers and
+schedules.
 
 A scrape shows the queues with the longest backlogs and the first `OBJECTS_MAX` of the other kinds, and reads at most
 `AGES_MAX` messages, whatever is in the store. What all queues hold together is exact.
@@ -20,6 +21,7 @@ from detent.journal import JournalExtent, JournalReader
 from detent.ledger import operations as ledgers
 from detent.queue import operations as queues
 from detent.queue.surveying import SURVEY_MAX, QueueTotals, SurveyQueues
+from detent.schedule import operations as schedules
 from detent.shard import operations as shards
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ AGES_S: Final = 1.0
 GRAPH: Final = "graph/"
 """What the names of consumers begin with that are processors of graphs: ``graph/GRAPH/PROCESSOR``."""
 
-KINDS: Final = ("queue", "journal", "consumer", "ledger")
+KINDS: Final = ("queue", "journal", "consumer", "ledger", "schedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class StoreState:
     journals: Sequence[JournalExtent] = ()
     consumers: Sequence[shards.ConsumerDescription] = ()
     ledgers: Sequence[ledgers.LedgerDescription] = ()
+    schedules: Sequence[schedules.ScheduleDescription] = ()
     lags: Sequence[Lag] = ()
     left_out: frozenset[str] = field(default_factory=frozenset)
     """Kinds of which there are more."""
@@ -84,6 +87,7 @@ def questions(queues_shown: int = QUEUES_SHOWN) -> list[Operation]:
         SurveyQueues(order="backlog", limit=queues_shown, label=LABEL),
         shards.DescribeConsumers(limit=OBJECTS_MAX),
         ledgers.DescribeLedgers(limit=OBJECTS_MAX),
+        schedules.DescribeSchedules(limit=OBJECTS_MAX),
     ]
 
 
@@ -91,7 +95,7 @@ async def look(store: AsyncStore, now_ms: int, queues_shown: int = QUEUES_SHOWN)
     """The store as it is now. Journals are read in a thread, because they may be far away."""
     import asyncio
 
-    found_queues, found_consumers, found_ledgers = await store.commit(questions(queues_shown))
+    found_queues, found_consumers, found_ledgers, found_schedules = await store.commit(questions(queues_shown))
     consumers = found_consumers.consumers
     listed, lags = await asyncio.to_thread(_journals, store.reader, consumers, now_ms)
     more = {
@@ -99,6 +103,7 @@ async def look(store: AsyncStore, now_ms: int, queues_shown: int = QUEUES_SHOWN)
         "journal": len(listed) > OBJECTS_MAX,
         "consumer": found_consumers.more,
         "ledger": found_ledgers.more,
+        "schedule": found_schedules.more,
     }
     return StoreState(
         now_ms,
@@ -108,6 +113,7 @@ async def look(store: AsyncStore, now_ms: int, queues_shown: int = QUEUES_SHOWN)
         listed[:OBJECTS_MAX],
         consumers,
         found_ledgers.ledgers,
+        found_schedules.schedules,
         lags,
         frozenset(kind for kind, is_more in more.items() if is_more),
     )
@@ -177,6 +183,7 @@ class StateCollector:
         yield from self._consumers()
         yield from self._lags()
         yield from self._ledgers()
+        yield from self._schedules()
         left_out = _gauge("metrics_left_out", "1 where there are more of a kind than the page shows.", "kind")
         for kind in KINDS:
             left_out.add_metric([kind], kind in self._state.left_out)
@@ -292,6 +299,24 @@ class StateCollector:
         yield batch
         yield entries
         yield age
+
+    def _schedules(self) -> Iterator[Metric]:
+        published = CounterMetricFamily(
+            "detent_schedule_published", "Messages that the schedule has published.", labels=["schedule"]
+        )
+        skipped = CounterMetricFamily(
+            "detent_schedule_skipped", "Ticks that were missed and not made up for.", labels=["schedule"]
+        )
+        late = _gauge("schedule_late_seconds", "How long a message has been due; 0 if none is.", "schedule")
+        for schedule in self._state.schedules:
+            state = schedule.state
+            published.add_metric([schedule.name], state.published)
+            skipped.add_metric([schedule.name], state.skipped)
+            next_ms = 0 if schedule.definition.paused else state.next_ms
+            late.add_metric([schedule.name], self._age_s(min(filter(None, (next_ms, *state.asked)), default=0)))
+        yield published
+        yield skipped
+        yield late
 
     def _age_s(self, since_ms: int | None) -> float:
         return max(0, self._state.now_ms - since_ms) / 1000 if since_ms else 0.0

@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from detent.errors import Denied, DetentError, Unavailable
 from detent.server.access import Caller
-from detent.server.app import refusal
+from detent.server.app import HEALTH, refusal
 from detent.server.http import HttpRequest, Response
 from detent.server.metrics import Metrics
 from detent.server.metrics_state import QUEUES_SHOWN, StoreState, look
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("detent.server")
 
-HEALTH, READY, METRICS = "/healthz", "/readyz", "/metrics"
+READY, METRICS = "/readyz", "/metrics"
 
 LOCALSTACK: Final = "/_localstack/health"
 """Where set-ups that were made for LocalStack ask whether SQS is there."""

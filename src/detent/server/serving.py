@@ -1,4 +1,4 @@
-"""`detent serve`: opens the store, listens, and stops without leaving a client hanging.
+"""`detent serve`: what is served, where, and to whom; the store behind a port.
 
 One process and one event loop: the engine commits one group after another whatever comes, so more processes would not
 commit faster, and a `file:` store has one owner anyway.
@@ -10,27 +10,28 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
-import logging
 import re
 import resource
-import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import uvicorn
 
 from detent.errors import Invalid, Unavailable
-from detent.remote import LocalOwner, Role
+from detent.kv import parse_url
+from detent.remote import LocalOwner, Role, StoreClaim
 from detent.remote.dispatch import caller_on
+from detent.remote.storelease import LEASE_S, LEASE_S_MAX, LEASE_S_MIN, STANDBY_LEASE_S
 from detent.server.api import Api
 from detent.server.app import Part, ServerApplication
 from detent.server.console import ConsolePart
 from detent.server.console.entrance import Entrance
+from detent.server.http import Receive, Scope, Send
 from detent.server.keys import KeyRing
 from detent.server.metrics import Metrics
 from detent.server.metrics_state import QUEUES_SHOWN
@@ -40,7 +41,7 @@ from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Door, HttpConnection
 from detent.server.series import Series
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
-from detent.store import open_async
+from detent.store import AsyncStore, open_async, open_to_serve
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 7410
@@ -70,8 +71,6 @@ TROUBLE_S: Final = 5.0
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^:\[\]]{1,255})(:\d{1,5})?")
 
-logger = logging.getLogger("detent.server")
-
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -91,6 +90,12 @@ class Serving:
     sqs_port: int | None = None
     """A second port, for SQS clients that are set up for one of their own. Both answer the same."""
 
+    standby: bool = False
+    """Whether to wait for the store while another server owns it, and to go back to that when it is replaced."""
+    lease_s: float | None = None
+    advertised: str | None = None
+    """Where clients and the other servers find this one, if that is not where it listens."""
+
     def check(self) -> None:
         """Refuse what would let strangers in, and what cannot work."""
         if self.keys is None and not self.open_to_all and not is_loopback(self.host):
@@ -104,6 +109,23 @@ class Serving:
             if path is not None and not path.is_file():
                 raise Invalid(f"there is no file {path}")
         self.tls()
+        if self.claims:
+            if not LEASE_S_MIN <= self.lease_length_s <= LEASE_S_MAX:
+                raise Invalid(f"a lease lasts {LEASE_S_MIN:g} s to {LEASE_S_MAX:g} s, not {self.lease_length_s:g} s")
+        elif self.standby:
+            raise Invalid(
+                f"a server stands by for a store on an object store, and {self.url} is none: only one machine has it"
+            )
+
+    @property
+    def claims(self) -> bool:
+        """Whether servers on several machines can own the store, one after another."""
+        return parse_url(self.url).is_object_store
+
+    @property
+    def lease_length_s(self) -> float:
+        """How long the lease is that this server holds."""
+        return self.lease_s or (STANDBY_LEASE_S if self.standby else LEASE_S)
 
     def tls(self) -> ssl.SSLContext | None:
         """What encrypts the connections, if anything does; `Invalid` says what is wrong with the files."""
@@ -175,25 +197,36 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+class Served(NamedTuple):
+    """The store, as this process serves it."""
+
+    app: ServerApplication
+    parts: list[Part]
+    """All that answers requests, in the order in which they are asked whether one is their own."""
+
+    owner: LocalOwner
+
+
 @asynccontextmanager
-async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication, list[Part]]]:
-    """The store, opened by this process as its owner, and the application over it with its parts: all that answers
-    requests, in the order in which they are asked whether one is their own."""
-    async with open_async(serving.url, force=serving.force) as store:
+async def application(
+    serving: Serving, claim: StoreClaim | None = None, *, force: bool = False
+) -> AsyncIterator[Served]:
+    """The store, opened by this process as its owner, and the application over it with its parts."""
+    async with open_to_serve(serving.url, claim, force=force) as store:
         owner = store._store._connection.current
         if not isinstance(owner, LocalOwner):
             raise Unavailable(
-                f"another process owns {serving.url}: stop it, then serve; clients of this server reach the store "
-                "through it, so no other process has to open it"
+                f"another process owns {serving.url}{_where(store)}: stop it, then serve; clients of this server reach "
+                "the store through it, so no other process has to open it. On an object store --standby waits for it, "
+                "and --force takes it"
             )
         if store.objects.local:
             owner.engine.lead_on(caller_on(asyncio.get_running_loop()))
-        hosts = own_hosts(serving.host) if serving.keys is None and is_loopback(serving.host) else None
         metrics = Metrics(owner.engine.time)
         owner.engine.observer = metrics
         series = Series(store, metrics.commits)
         api = Api(store, stale=metrics.stale_receipt, series=series)
-        entrance = Entrance(keys=serving.keys, hosts=hosts, secure=serving.certificate is not None)
+        entrance = Entrance(keys=serving.keys, hosts=hosts_of(serving), secure=serving.certificate is not None)
         parts: list[Part] = [
             Operators(store, metrics, owner.engine, serving.metrics_queues),
             ConsolePart(store, api, entrance, place=serving.url, trouble=functools.partial(_trouble, owner.engine)),
@@ -202,12 +235,18 @@ async def application(serving: Serving) -> AsyncIterator[tuple[ServerApplication
             SqsPart(store, still=lambda caller: serving.keys is None or serving.keys.still_knows(caller)),
         ]
         app = ServerApplication(
-            parts, keys=serving.keys, public=PUBLIC, probes=PROBES, hosts=hosts, counting=metrics,
+            parts,
+            keys=serving.keys,
+            public=PUBLIC,
+            probes=PROBES,
+            hosts=hosts_of(serving),
+            counting=metrics,
             tracing=find_tracing(),
-        )  # fmt: skip
+            refusing=owner.refusal,
+        )
         try:
             async with series:
-                yield app, parts
+                yield Served(app, parts, owner)
         finally:
             owner.engine.lead_on(None)  # what is left to commit must not wait for a loop that ends
 
@@ -230,74 +269,22 @@ async def console_application(serving: Serving, role: Role) -> AsyncIterator[tup
         yield ServerApplication([part], hosts=hosts), [part], link
 
 
-def run(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, on uvloop where it is present."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(serve(serving, ready))
+def _where(store: AsyncStore) -> str:
+    found = store._store.owner_url
+    return "" if found is None else f" and answers at {found}"
 
 
-def run_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> None:
-    """Serve a console until SIGTERM or SIGINT; `ready` gets the link that opens it."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve_console(serving, role, ready))
-
-
-async def _serve_console(serving: Serving, role: Role, ready: Callable[[str], None]) -> None:
-    if not is_loopback(serving.host):
-        raise Invalid(f"a console listens on this machine only, not on {serving.host}: use `detent serve` with keys")
-    with contextlib.closing(listen(serving.host, serving.port)) as listener, _signals() as stop:
-        async with (
-            console_application(serving, role) as (app, parts, link),
-            _answering(app, parts, serving, [listener]) as running,
-        ):
-            ready(address_of(serving, listener) + link)
-            await _until(stop, running)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
-async def serve(serving: Serving, ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` gets the address once requests are answered there."""
-    with _signals() as stop:
-        async with listening(serving) as (address, running):
-            if ready is not None:
-                ready(address)
-            await _until(stop, running)
-
-
-async def _until(stop: asyncio.Event, running: asyncio.Task[None]) -> None:
-    """Wait for a signal, or for a server that cannot go on."""
-    ended = asyncio.create_task(stop.wait())
-    await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
-    ended.cancel()
+def hosts_of(serving: Serving) -> Callable[[str], bool] | None:
+    return own_hosts(serving.host) if serving.keys is None and is_loopback(serving.host) else None
 
 
 @asynccontextmanager
-async def listening(serving: Serving) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
-    """A server until the end of the block: its address, where requests are answered now, and the task that ends if it
-    cannot go on."""
-    serving.check()
-    with contextlib.ExitStack() as sockets:
-        ports = [serving.port] if serving.sqs_port is None else [serving.port, serving.sqs_port]
-        listeners = [sockets.enter_context(contextlib.closing(listen(serving.host, port))) for port in ports]
-        async with application(serving) as (app, parts), _answering(app, parts, serving, listeners) as running:
-            yield address_of(serving, listeners[0]), running
-
-
-@asynccontextmanager
-async def _answering(
+async def answering(
     app: ServerApplication, parts: list[Part], serving: Serving, listeners: list[socket.socket]
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Answer requests until the end of the block, and then those that are under way."""
     started = asyncio.Event()
-    server = _Server(_config(app, serving), Door(connections_max()), started.set)
+    server = HttpServer(server_config(app, serving), Door(connections_max()), started.set)
     running = asyncio.create_task(server.serve(sockets=listeners))
     starting = asyncio.create_task(started.wait())
     try:
@@ -329,12 +316,25 @@ def connections_max() -> int:
 
 
 def address_of(serving: Serving, listener: socket.socket) -> str:
-    """Where clients find the server."""
+    """Where clients find the server. One that listens at all addresses goes by the machine's name."""
     host, port = listener.getsockname()[:2]
+    if host in {"0.0.0.0", "::"} and serving.claims:
+        host = socket.gethostname()
     return f"{serving.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-class _Server(uvicorn.Server):
+class Front:
+    """The application behind the port: that of the owner, or that of a standby."""
+
+    def __init__(self, app: ServerApplication) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request to the one of the moment, which answers it also if that changes meanwhile."""
+        await self.app(scope, receive, send)
+
+
+class HttpServer(uvicorn.Server):
     """Uvicorn's server, with connections of our own, and without its hand on the signals: its runner closes the
     store after it."""
 
@@ -369,7 +369,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def _config(app: ServerApplication, serving: Serving) -> uvicorn.Config:
+def server_config(app: Front | ServerApplication, serving: Serving) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -384,23 +384,3 @@ def _config(app: ServerApplication, serving: Serving) -> uvicorn.Config:
     config.load()
     config.ssl = serving.tls()
     return config
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[asyncio.Event]:
-    """What SIGTERM and SIGINT set, to stop the server; a second one ends the process as it would any other."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-
-    def told(number: signal.Signals) -> None:
-        logger.info("stopping", extra={"signal": number.name})
-        loop.remove_signal_handler(number)
-        stop.set()
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, told, number)
-    try:
-        yield stop
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -2,7 +2,7 @@
 
 A store on an object store has two addresses. Spark's tasks read and write the bucket; plans and commits go to the
 owner, which is a server, or the driver itself. A driver that owns the store answers the Python processes that Spark
-starts beside it, on a socket in a folder that only this user can enter.
+starts beside it, on a socket in a folder that only this user can enter; another owner answers where its lease says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from detent.errors import Invalid
 from detent.kv import absolute_url, parse_url
 from detent.remote import server_address
-from detent.spark.launch import socket_folder
 from detent.spark.pipeline_stream import QueueEnd, Stream
 from detent.spark.settings import CHECKPOINTS as MANAGER
 from detent.store import Store
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 URL_VARIABLE: Final = "DETENT_URL"
 CHECKPOINTS: Final = ".checkpoints"
-SOCKET: Final = "owner.sock"
 
 S3A_CLASS: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 S3_SCHEMES: Final = ("s3", "s3a")
@@ -86,7 +84,7 @@ def store_url(pipeline: Pipeline, given: str | None) -> str:
 
 
 def reachable(store: Store, place: StorePlace, streams: list[Stream], *, is_local: bool) -> StorePlace:
-    """The place as Spark's processes reach it. A driver that owns a store on an object store answers at a socket."""
+    """The place as Spark's processes reach it. The owner of a store on an object store answers where its lease says."""
     scheme = "" if server_address(place.owner_url) is not None else parse_url(place.owner_url).scheme
     if not is_local and scheme == "file":
         raise Invalid(
@@ -97,9 +95,7 @@ def reachable(store: Store, place: StorePlace, streams: list[Stream], *, is_loca
         return place
     if not is_local:
         _check_queues(streams, place)
-    if store.socket_url is None:
-        store.serve(Path(socket_folder()) / SOCKET)
-    return StorePlace(place.url, store.socket_url)
+    return StorePlace(place.url, store.owner_url)
 
 
 def _check_queues(streams: list[Stream], place: StorePlace) -> None:

@@ -50,7 +50,8 @@ def serving_sqs(serving: Serving | None = None) -> Iterator[SqsEndpoint]:
     """A server until the end of the block: over a store in memory, on a free port, or as told."""
     import asyncio
 
-    from detent.server.serving import Serving, listening
+    from detent.server.serving import Serving
+    from detent.server.turns import listening
 
     with loop_in_thread() as loop:
         server = listening(serving or Serving(port=0))

@@ -22,6 +22,7 @@ The pages:
     messages.py      one message, its download, and finding one by number
     journals.py      journals: the list, one journal, its messages, searching, appending, trimming
     running.py       consumers and graphs: state, lag, members; pause, resume, reset
+    schedules.py     schedules: when they tick, how far they are; pause, resume, run now, delete
     storing.py       the store as a whole, ledgers and pins, keys
     preferences.py   time zone and colours of a browser
     curves.py        the curves of a page, from the series that the server keeps

@@ -21,6 +21,10 @@ CONSUMERS_LOOKED: Final = 100
 """Consumers that the page looks at, the first by name: each costs a look at its journals."""
 
 
+SCHEDULES_LOOKED: Final = 100
+"""Schedules that the page looks at, the first by name."""
+
+
 class Concern(NamedTuple):
     """Something that needs attention: how urgent, what, where, a number, and the page that shows more."""
 
@@ -62,6 +66,10 @@ async def find_concerns(visit: Visit, oldest: Any) -> list[Concern]:
         elif one.state == "stopped" and one.lag:
             what = f"no process works on it, and {number_text(one.lag)} wait"
             found.append(Concern("warn", f"{one.kind.capitalize()} stopped", one.name, what, page))
+    timed = await visit.ask("GET", "/v1/schedules", query={"limit": SCHEDULES_LOOKED})
+    for one in timed.schedules:
+        if one.problem:
+            found.append(Concern("bad", "Schedule fails", one.name, one.problem, visit.link("schedules", one.name)))
     for queue in oldest.queues:
         waited, lease = wait_s(visit, queue), _seconds(queue.lease)
         if waited is not None and waited > LEASES_WAITED * lease and not queue.paused:

@@ -12,7 +12,17 @@ from detent.errors import Denied, DetentError, Invalid, NotFound
 from detent.remote.wire import encode_problem
 from detent.server.access import Caller
 from detent.server.api import Api
-from detent.server.console import journals, logging_in, messages, overview, preferences, queues, running, storing
+from detent.server.console import (
+    journals,
+    logging_in,
+    messages,
+    overview,
+    preferences,
+    queues,
+    running,
+    schedules,
+    storing,
+)
 from detent.server.console.assets import send_asset
 from detent.server.console.entrance import Entrance, TooManyTries
 from detent.server.console.live import Bell
@@ -26,8 +36,8 @@ if TYPE_CHECKING:
 PATH: Final = "/console"
 
 PAGES: Final = (
-    *overview.PAGES, *queues.PAGES, *messages.PAGES, *journals.PAGES, *running.PAGES, *storing.PAGES,
-    *preferences.PAGES,
+    *overview.PAGES, *queues.PAGES, *messages.PAGES, *journals.PAGES, *running.PAGES, *schedules.PAGES,
+    *storing.PAGES, *preferences.PAGES,
 )  # fmt: skip
 
 _TABLE: Final = {tuple(page.path.strip("/").split("/")): page for page in PAGES}
@@ -49,7 +59,7 @@ class ConsolePart:
         place: str,
         trouble: Callable[[], str] = str,
     ) -> None:
-        self._console = Console(api, store, entrance, Links(entrance.path), place, trouble)
+        self._console = Console(api, entrance, Links(entrance.path), place, trouble)
         self._path = entrance.path.encode()
         self._entrance = entrance
         self._bell = Bell(store)
@@ -165,10 +175,12 @@ def status_of(error: DetentError) -> int:
 
 
 def _line(visit: Visit, form: Form, outcome: str) -> dict[str, object]:
-    """What the log says of a change: who asked for what, and what became of it; nothing of what a message holds."""
+    """What the log says of a change: who asked for what, and what became of it, with how many messages;
+    nothing of what a message holds."""
     return {
         "caller": visit.session.caller.name,
         "change": "/".join(visit.request.path.split("/")[2:])[:200],
         "about": form.text("about")[:200],
         "outcome": outcome,
+        "said": visit.said,
     }

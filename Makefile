@@ -50,8 +50,9 @@ format: $(STAMP) ## rewrite the sources in the house style
 bench: $(STAMP) ## measure one suite (SUITE=journal) and write bench/results/SUITE.json
 	$(BIN)/python -m bench $(SUITE)
 
-cluster: $(STAMP) ## a Spark cluster of two workers, a bucket and a server, while each is killed
-	DETENT_SOAK=1 $(BIN)/python -m pytest --timeout 3600 tests/acceptance/test_spark_cluster.py
+cluster: $(STAMP) ## Spark on two workers, and on s3a, while each part is killed; needs Maven once
+	DETENT_SOAK=1 $(BIN)/python -m pytest --timeout 3600 tests/acceptance/test_spark_cluster.py \
+		tests/acceptance/test_spark_s3a.py
 
 failover: $(STAMP) ## three servers of one store, killed, hung and cut off in turn: how long there is no service
 	DETENT_SOAK=1 $(BIN)/python -m pytest -s --timeout 3600 tests/acceptance/test_failover.py

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
+from detent.backup.manifest import Manifest, ObjectPart, RecordsPart
+from detent.backup.records import Packer, unpacked
 from detent.codec import block, journal, keys, ledger, log, published, queue, schedule, shard, statelog
 from detent.codec.keys import KeyReader
 from detent.codec.log import EntryKey, SegmentMeta, SeqBlock
@@ -25,7 +27,7 @@ from detent.codec.statelog import Run
 from detent.codec.values import ByteReader, ByteWriter
 from detent.engine import Done, Request
 from detent.engine.ownertime import RecordedTime
-from detent.engine.sessions import decode_answers, decode_since, encode_answers
+from detent.engine.sessions import Lineage, decode_answers, decode_since, encode_answers
 from detent.errors import AlreadyEntered, Corrupt, Invalid
 from detent.journal import AckIntent
 from detent.journal import operations as ops
@@ -62,6 +64,36 @@ _SCHEDULE_STATES = (
     schedule.ScheduleState(0, 0, 0, 0, 0, 0, 0),
     schedule.ScheduleState(9, 8, 7, 6, 5, 4, 30, (20, 30), ((1, 2), (5, 5))),
 )
+
+
+_MANIFEST = Manifest(
+    job=3,
+    store="1f",
+    url="file:s",
+    made_ms=1,
+    format=3,
+    records=2,
+    record_bytes=10,
+    copied_bytes=5,
+    parts=[RecordsPart("ab" * 32, 2, 40, 2)],
+    objects=[ObjectPart("fragments/00/00.arrow", "cd" * 32, 3, 9)],
+)
+
+
+def _packed() -> bytes:
+    packer = Packer()
+    packer.add(b"key", b"value")
+    packer.add(b"other", b"")
+    packed = packer.end()
+    assert packed is not None
+    return packed.data
+
+
+_BACKED_UP = _packed()
+
+
+def _backed_up(data: bytes) -> object:
+    return list(unpacked(memoryview(data)))
 
 
 def _every_value_field(data: bytes) -> object:
@@ -280,7 +312,20 @@ DECODERS: list[DecoderCase] = [
     *_QUEUE_DECODERS,
     DecoderCase("block", block.decode_block, [_block_sample(1), _block_sample(3)]),
     DecoderCase("block head", block.decode_head, [_block_sample(2)]),
-    DecoderCase("journal listing", journal.Listing.decode, [journal.Listing(1, 2, 3, 4, 5, 6).encode()]),
+    DecoderCase(
+        "journal listing",
+        journal.Listing.decode,
+        [journal.Listing(1, 2, 3, 4, 5, 6).encode(), journal.Listing(1, 9, 3, 4, 5, 6, born_ms=2).encode()],
+    ),
+    DecoderCase(
+        "former ends",
+        journal.decode_former_ends,
+        [journal.encode_former_ends([journal.FormerEnd(1, 2, 3), journal.FormerEnd(4, 5, 6)])],
+    ),
+    DecoderCase("lineage", Lineage.decode, [Lineage().restored(b"1" * 16, 2, b"3" * 32).encode()]),
+    DecoderCase("restored ledger", ledger.decode_restored, [ledger.encode_restored(7)]),
+    DecoderCase("records of a backup", _backed_up, [_BACKED_UP]),
+    DecoderCase("list of a backup", lambda data: Manifest.decode(data, "a list"), [_MANIFEST.encode()]),
     DecoderCase("journal head", journal.JournalHead.decode, [journal.JournalHead(*range(15)).encode()]),
     DecoderCase("producer", journal.ProducerRecord.decode, [journal.ProducerRecord(1, 2, -1, 4, 5, True).encode()]),
     DecoderCase(

@@ -20,7 +20,7 @@ import threading
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,16 +66,17 @@ def environment_for(endpoint: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[S3Server]:
-    """Start a server on a free port, with the bucket made; stop it by its process id at the end."""
+def s3_server(host: str = HOST, wrapper: Sequence[str] = ()) -> Iterator[S3Server]:
+    """Start a server on a free port, with the bucket made; stop it by its process id at the end. `wrapper` is what
+    starts it somewhere else, such as ``ip netns exec NAME``."""
     process = subprocess.Popen(
-        [sys.executable, os.path.abspath(__file__)],
+        [*wrapper, sys.executable, os.path.abspath(__file__), host],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
     try:
-        endpoint = f"http://{HOST}:{_port_of(process)}"
+        endpoint = f"http://{host}:{_port_of(process)}"
         with urllib.request.urlopen(
             urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"), timeout=START_SECONDS
         ):
@@ -162,7 +163,7 @@ def _serve() -> None:
     dispatcher.get_backend_for_host = functools.cache(dispatcher.get_backend_for_host)
     errors.ErrorLookupFactory = functools.cache(errors.ErrorLookupFactory)  # type: ignore[assignment, misc]
     app = _one_conditional_put_at_a_time(dispatcher)
-    server = make_server(HOST, 0, _writing_down(app), threaded=True, request_handler=Handler)
+    server = make_server(sys.argv[1], 0, _writing_down(app), threaded=True, request_handler=Handler)
     print(server.port, flush=True)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     server.serve_forever()

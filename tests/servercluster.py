@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -32,7 +32,7 @@ from detent.errors import StaleReceipt
 from detent.kv.leaseobject import LeaseNote, LeaseObject
 from processes import PATIENCE_S, eventually
 from s3proxy import FaultyS3
-from servers import free_port
+from servers import HOST, free_port
 from zygote import Forked
 
 STANDING = re.compile(r"detent stands by for ")
@@ -43,12 +43,14 @@ WRITERS, CONSUMERS = 2, 2
 class Member:
     """A server of the cluster, which may be killed and started again on its port."""
 
-    def __init__(self, url: str, lease: str, *options: str) -> None:
+    def __init__(self, url: str, lease: str, *options: str, host: str = HOST, wrapper: Sequence[str] = ()) -> None:
+        self.host = host
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{host}:{self.port}"
         self.bucket = FaultyS3(s3server.shared_server().endpoint)
-        self._command = [sys.executable, "-m", "detent.cli", "serve", url, "--port", str(self.port), "--lease", lease]
-        self._command += ["--log-level", "warning", *options]
+        self.environment = s3server.environment_for(self.bucket.url)
+        self._command = [*wrapper, sys.executable, "-m", "detent.cli", "serve", url, "--port", str(self.port)]
+        self._command += ["--lease", lease, "--log-level", "warning", *options]
         self._reading: threading.Thread | None = None
         self.process: Any = None
         self.lines: list[str] = []
@@ -61,7 +63,7 @@ class Member:
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, **s3server.environment_for(self.bucket.url), **environment},
+            env={**os.environ, **self.environment, **environment},
         )
         self._reading = threading.Thread(target=self._read, args=(self.process, self.lines), daemon=True)
         self._reading.start()
@@ -145,7 +147,13 @@ class Servers:
 def cluster(size: int, *, lease: str = "2500ms") -> Iterator[Servers]:
     """So many servers with `--standby`, on a new store. One owns it when the block begins."""
     url = s3server.s3_store_url()
-    members = [Member(url, lease, "--standby") for _ in range(size)]
+    with serving(url, [Member(url, lease, "--standby") for _ in range(size)]) as servers:
+        yield servers
+
+
+@contextmanager
+def serving(url: str, members: list[Member]) -> Iterator[Servers]:
+    """These members, started. One owns the store when the block begins."""
     try:
         for member in members:
             member.start()

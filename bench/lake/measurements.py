@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.lake import ingest, names, pipeline, requests
+from bench.lake import giant, ingest, names, pipeline, requests
 from bench.lake.suite import SUITE
 
-__all__ = ["SUITE", "ingest", "names", "pipeline", "requests"]
+__all__ = ["SUITE", "giant", "ingest", "names", "pipeline", "requests"]

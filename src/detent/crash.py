@@ -105,6 +105,7 @@ POINTS: frozenset[str] = frozenset(
         "ingest.delta_after_create",
         "ingest.after_prepare",
         "ingest.after_table_commit",
+        "ingest.after_finish",
         "ingest.after_publish",
         "ingest.before_ack",
         "ingest.after_ack",

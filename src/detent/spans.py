@@ -61,7 +61,7 @@ def _tracer(module: Any) -> Any:
         provider = module.get_tracer_provider()
     except AttributeError:  # another thread is importing it at this moment
         return None
-    if isinstance(provider, module.ProxyTracerProvider | module.NoOpTracerProvider):
+    if isinstance(provider, (module.ProxyTracerProvider, module.NoOpTracerProvider)):
         return None
     return _tracer_of(provider)
 

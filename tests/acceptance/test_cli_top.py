@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import sys
 import termios
@@ -27,7 +28,7 @@ from detent.cli import cli
 from detent.cli._samples import COLUMNS, SPARE, Sampler, cells_of
 from detent.cli.top import _shared, _Wanted
 from detent.shard import operations as shards
-from processes import PATIENCE_S, has_ended
+from processes import PATIENCE_S
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]")
 
@@ -175,7 +176,7 @@ class Terminal:
     def exit_code(self) -> int:
         """How the command ended; what it still writes is read, or it would wait for that."""
         deadline = time.monotonic() + PATIENCE_S
-        while not has_ended(self.process.pid):
+        while self.process.poll() is None:
             assert time.monotonic() < deadline, ESCAPE.sub("", self.raw)[-2000:]
             with contextlib.suppress(OSError):  # the other end is closed
                 if select.select([self.descriptor], [], [], 0.05)[0]:
@@ -205,8 +206,8 @@ def terminal(*command: str, columns: int = 80, lines: int = 24, **environment: s
     try:
         yield Terminal(ours, process)
     finally:
-        if not has_ended(process.pid):
-            os.kill(process.pid, 9)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
         process.wait(PATIENCE_S)
         os.close(ours)
 

@@ -37,6 +37,8 @@ def test_every_command_that_takes_a_store_takes_it_as_an_option_too() -> None:
     # The store of a graph is in its file or an option; the verbs for all kinds tell a store from a task among their
     # arguments.
     other |= {f"graph {verb}": {"url"} for verb in ("trace", "send")}
+    # These begin with where backups are, and a restored store is made where it is told.
+    other |= {"store backups": set(), "store restore": {"url"}}
     other |= {f"bridge kafka {way}": {"url"} for way in ("in", "out")}
     other |= {verb: {"named"} for verb in ("ls", "show", "pause", "resume", "reset", "rm", "wait")}
     for path, command in commands():

@@ -24,15 +24,19 @@ pytest.importorskip("slatedb")
 pytest.importorskip("obstore")
 
 import detent
+import networks
 from detent import crash
 from detent.cli.serve import REPLACED
 from processes import eventually
-from servercluster import SERVING, Clients, Member, Servers, cluster
+from s3server import s3_server
+from servercluster import SERVING, Clients, Member, Servers, cluster, serving
 
 pytestmark = [pytest.mark.s3, pytest.mark.xdist_group("s3"), pytest.mark.timeout(3600)]
 
 SOAK = os.environ.get("DETENT_SOAK") == "1"
 ROUNDS = 10 if SOAK else 1
+LINES_ROUNDS = 3
+CUT_S = 5.0
 LEASE = "2500ms"
 """Long enough for a loaded machine: a shorter one changes hands when a renewal waits for its turn."""
 
@@ -93,6 +97,63 @@ def test_clients_follow_from_server_to_server() -> None:
             eventually(partial(stands_by, leader), what="standing by")
         clients.check()
     print("\n| the leader was | no service, median | worst |\n|---|---|---|")
+    for name, found in gaps.items():
+        print(f"| {name} | {statistics.median(found):.1f} s | {max(found):.1f} s |")
+
+
+@pytest.mark.skipif(not SOAK, reason="make failover")
+@pytest.mark.skipif(not networks.can_be_made(), reason="network namespaces need root and the command ip")
+def test_clients_follow_over_a_network_whose_lines_are_cut() -> None:
+    """Three servers and the bucket on machines of their own. Lines are cut without a word to either end."""
+    gaps: dict[str, list[float]] = {}
+    with (
+        networks.networks(3) as lan,
+        s3_server(lan.store.address, lan.store.wrapper) as s3,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        url = s3.store_url()
+        members = [
+            Member(url, LEASE, "--standby", "--no-auth", "--host", one.address, host=one.address, wrapper=one.wrapper)
+            for one in lan.machines
+        ]
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)  # a member has named the shared server
+        for member in members:
+            member.environment = s3.environment
+        with serving(url, members) as servers, Clients(servers.url) as clients:
+
+            def machine_of(member: Member) -> networks.Machine:
+                return next(one for one in lan.machines if one.address == member.host)
+
+            def cut_between_servers(leader: Member) -> None:
+                for one in lan.machines:
+                    if one != machine_of(leader):
+                        lan.cut(machine_of(leader), one)
+
+            faults: dict[str, tuple[Callable[[Member], None], bool]] = {
+                "leader from bucket": (lambda leader: lan.cut(machine_of(leader), lan.store), True),
+                "leader from everything": (lambda leader: lan.isolate(machine_of(leader)), True),
+                "leader from other servers": (cut_between_servers, False),
+                "leader from clients, for 5 s": (lambda leader: lan.cut_from_home(machine_of(leader)), False),
+            }
+            for name in [name for _ in range(LINES_ROUNDS) for name in random.sample(list(faults), len(faults))]:
+                clients.await_acks()
+                leader, began = servers.leader(), time.monotonic()
+                cut, moves = faults[name]
+                cut(leader)
+                if moves:
+                    servers.leader(other_than=leader)
+                    clients.await_acks()
+                else:
+                    time.sleep(CUT_S)
+                    assert servers.leader() is leader, "it has the bucket"
+                lan.mend()
+                clients.await_acks()
+                gaps.setdefault(name, []).append(clients.gap(began))
+                if moves:
+                    eventually(partial(stands_by, leader), what="standing by")
+            clients.check()
+    print("\n| the line was cut between | no service, median | worst |\n|---|---|---|")
     for name, found in gaps.items():
         print(f"| {name} | {statistics.median(found):.1f} s | {max(found):.1f} s |")
 

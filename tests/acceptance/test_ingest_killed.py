@@ -17,8 +17,8 @@ from processes import Processes
 
 pytestmark = [*ingestworld.MARKS, pytest.mark.timeout(600)]
 
-ELSEWHERE = {"ingest.after_refusal", "ingest.delta_after_create"}
-"""Those that test_ingest_records_killed.py and test_ingest_ownership.py have."""
+ELSEWHERE = {"ingest.after_refusal", "ingest.delta_after_create", "ingest.after_finish"}
+"""Those that test_ingest_records_killed.py, test_ingest_ownership.py and test_ingest_prepared_killed.py have."""
 
 POINTS = sorted(point for point in crash.POINTS if point.startswith("ingest.") and point not in ELSEWHERE)
 FILES = 3

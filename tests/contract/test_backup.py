@@ -157,6 +157,27 @@ def test_missing_part_is_listed(store: detent.Store, tmp_path: Path) -> None:
     assert [one.missing for one in BackupPlace(kept).kept()] == [1]
 
 
+def test_strange_files_beside_backups_are_said_to_be_so(store: detent.Store, tmp_path: Path) -> None:
+    kept = f"file:{tmp_path / 'kept'}"
+    take_backup(store.url, kept)
+    (tmp_path / "kept" / "removals").mkdir()
+    strange = tmp_path / "kept" / "removals" / f"{9:020}"
+    strange.write_bytes(b"not json")
+    with pytest.raises(Corrupt, match="not what a backup has written"):
+        take_backup(store.url, kept)
+    strange.rename(strange.with_name("notes.txt"))
+    with pytest.raises(Invalid, match="does not belong to backups"):
+        take_backup(store.url, kept)
+
+
+def test_backups_in_a_folder_are_private(store: detent.Store, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o755)
+    take_backup(store.url, f"file:{folder}")
+    modes = {path.stat().st_mode & 0o077 for path in folder.rglob("*")}
+    assert modes == {0}
+
+
 def test_damaged_list_is_refused(store: detent.Store, tmp_path: Path) -> None:
     kept = f"file:{tmp_path / 'kept'}"
     take_backup(store.url, kept)

@@ -518,7 +518,7 @@ def test_new_columns_are_added_and_old_files_have_nulls_there(lake: Lake) -> Non
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"id": IntegerType(), "new": LongType()}, "id is int in the rows and long in the table"),
+        ({"id": StringType(), "new": LongType()}, "id is string in the rows and long in the table"),
         ({"ID": LongType(), "new": LongType()}, "ID is called id in the table"),
         ({"id": StructType([StructField("x", LongType())]), "new": LongType()}, "id is struct"),
         ({"new": NullType()}, "new is void"),
@@ -532,6 +532,24 @@ def test_rows_that_can_never_be_of_this_table(sqlite: Lake, columns: dict[str, D
     with pytest.raises(Invalid, match=said):
         pipeline.committer.prepare(StructType([StructField(name, kind) for name, kind in columns.items()]))
     assert sqlite.table().metadata_location == pointer
+
+
+def test_types_become_wider_and_narrower_rows_fit(sqlite: Lake) -> None:
+    """Also files that were written before the type became wider, which Iceberg's readers take as they are."""
+    narrow = StructType([StructField("id", IntegerType())])
+
+    def few(*ids: int) -> pa.Table:
+        return pa.table({"id": pa.array(ids, pa.int32())})
+
+    early = sqlite.pipeline().prepared(narrow)
+    early.committer.publish(early.take("a"), early.write(few(1), schema=narrow))
+    waiting = early.take("b"), early.write(few(2), schema=narrow)
+    sqlite.pipeline().prepared().publish(["c"], [1 << 40])
+    early.committer.publish(*waiting)
+    late = sqlite.pipeline().prepared(narrow)
+    late.committer.publish(late.take("d"), late.write(few(3), schema=narrow))
+    assert sqlite.ids() == [1, 2, 3, 1 << 40]
+    assert len(sqlite.table().scan(row_filter="id >= 3").to_arrow()) == 2, "statistics are of the wider type"
 
 
 def test_preparing_a_table_that_fits_changes_nothing(lake: Lake) -> None:

@@ -3,34 +3,28 @@ in the table once or never, and its shards say which. Delta and Iceberg, on a di
 
 from __future__ import annotations
 
-import itertools
-import uuid
+import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql.types import DateType, LongType, StructField, StructType
+from pyspark.sql.types import DateType, StringType, StructField, StructType
 from sqlalchemy import delete, select, update
 
-import s3server
+import lakeworld
 from detent import crash
-from detent.errors import Conflict, Fenced, ShardsLost, Unavailable
-from detent.ingest import commit_lake, forgetting, metastore, ownership, steering
-from detent.ingest.commit_lake import LakeCommitter
-from detent.ingest.committer import BatchOutput
-from detent.ingest.committers import committer_of
-from detent.ingest.config import IngestConfig
+from detent.errors import Conflict, Corrupt, Fenced, Invalid, ShardsLost, Unavailable
+from detent.ingest import commit_lake, forgetting, ownership, steering
 from detent.ingest.shard_sql import BATCHES, PREPARED, SHARDS
-from detent.ingest.shared_state import FileShard, QueueSharedState
+from detent.ingest.shared_state import FileShard
+from detent.tables import maintenance, orphans
 from detent.tables.delta import DeltaPlace
-from detent.tables.files import write_files
 from detent.tables.iceberg_table import IcebergTable
-
-SCHEMA = StructType([StructField("id", LongType()), StructField("day", DateType())])
-NUMBERS = itertools.count(1)
+from lakeworld import KINDS, Lake
 
 pytestmark = pytest.mark.xdist_group("s3")
 
@@ -39,89 +33,20 @@ class Killed(BaseException):
     """What ends a pipeline as a kill would: it does nothing any more."""
 
 
-class Lake:
-    """A table, and a database of shards. Each pipeline is a run of its own."""
-
-    def __init__(self, config: IngestConfig) -> None:
-        self.config = config
-        self.engine = metastore.connect(config.state_url)
-
-    def pipeline(self) -> Pipeline:
-        ownership.register(self.engine, self.config)
-        return Pipeline(self)
-
-    def ids(self) -> list[int]:
-        storage = self.config.table_storage
-        if self.config.committer == "delta":
-            found = DeltaTable(self.config.location, storage_options=storage).to_pyarrow_table()
-        else:
-            found = (
-                IcebergTable("detent.t", self.config.state_url, self.config.location, storage)
-                .open()
-                .table.scan()
-                .to_arrow()
-            )
-        return sorted(found["id"].to_pylist())
-
-    def states(self) -> dict[str, str]:
-        with self.engine.connect() as connection:
-            rows = connection.execute(select(SHARDS.c.shard, SHARDS.c.state)).all()
-        return {bytes(row.shard).decode(): row.state for row in rows}
-
-
-class Pipeline:
-    """A run of a pipeline, without a queue and without Spark: tasks' work is done here."""
-
-    def __init__(self, lake: Lake) -> None:
-        self.state = QueueSharedState(lake.engine, "t", uuid.uuid4().hex, grace_ms=60_000)
-        found = committer_of(lake.config, self.state)
-        assert isinstance(found, LakeCommitter)
-        self.committer = found
-        self.committer.prepare(SCHEMA)
-
-    def take(self, *names: str) -> list[FileShard]:
-        shards = [FileShard(name.encode(), f"s3://b/{name}", "", 7) for name in names]
-        assert len(self.state.open(shards).granted) == len(shards)
-        return shards
-
-    def write(self, *ids: int) -> BatchOutput:
-        batch = f"{self.state.token}-{next(NUMBERS):06d}"
-        days = pa.array([number % 3 for number in ids], pa.int32()).cast(pa.date32())
-        rows = pa.table({"id": pa.array(ids, pa.int64()), "day": days})
-        files = write_files(self.committer.plan(batch, SCHEMA), rows.to_batches())
-        return BatchOutput(batch, self.committer.folder_of(batch), tuple(files), SCHEMA)
-
-    def publish(self, name: str, *ids: int) -> BatchOutput:
-        shards, output = self.take(name), self.write(*ids)
-        self.committer.publish(shards, output)
-        return output
-
-
-KINDS = [
-    pytest.param(("delta", "local"), id="delta"),
-    pytest.param(("delta", "s3"), id="delta-s3", marks=pytest.mark.s3),
-    pytest.param(("iceberg", "local"), id="iceberg"),
-    pytest.param(("iceberg", "s3"), id="iceberg-s3", marks=pytest.mark.s3),
-]
+def opened(folder: Path, kind: str, where: str) -> Iterator[Lake]:
+    made = lakeworld.lake(folder, kind, where)
+    yield made
+    made.engine.dispose()
 
 
 @pytest.fixture(params=KINDS)
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
-    yield from _lake(tmp_path, *request.param)
+    yield from opened(tmp_path, *request.param)
 
 
 @pytest.fixture(params=[KINDS[0], KINDS[2]])
 def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
-    yield from _lake(tmp_path, *request.param)
-
-
-def _lake(folder: Path, kind: str, where: str) -> Iterator[Lake]:
-    table = "t" if where == "local" else f"{s3server.s3_store_url()}/t"
-    s3 = {} if where == "local" else {"region": "us-east-1", "endpoint": s3server.shared_server().endpoint}
-    options: dict[str, Any] = {"committer": kind, "table": table, "folder": str(folder), "s3": s3}
-    made = Lake(IngestConfig(name="t", queue="sqs:q", partition_by=["day"], **options))
-    yield made
-    made.engine.dispose()
+    yield from opened(tmp_path, *request.param)
 
 
 @pytest.fixture
@@ -284,7 +209,7 @@ def test_sweeping_leaves_what_is_prepared_and_ends_what_is_not(lake: Lake) -> No
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_sweeping_leaves_files_of_a_table_below_a_folder_called_data(tmp_path: Path, kind: str) -> None:
     (tmp_path / "data").mkdir()
-    for lake in _lake(tmp_path / "data", kind, "local"):
+    for lake in opened(tmp_path / "data", kind, "local"):
         pipeline = lake.pipeline()
         pipeline.publish("a", 1)
         with lake.engine.begin() as connection:  # as the window does: then the table alone says what it has
@@ -327,8 +252,19 @@ def test_zombie_whose_batch_was_refused_long_ago_is_told_so(local: Lake) -> None
     assert (local.ids(), local.states()) == ([2], {"a": "open", "b": "done"})
 
 
+def test_batch_that_an_earlier_release_prepared_is_finished(local: Lake) -> None:
+    pipeline = local.pipeline()
+    assert pipeline.committer.prepared.prepare(pipeline.take("a"), pipeline.write(1), None) is not None
+    with local.engine.begin() as connection:
+        files = json.loads(connection.execute(select(PREPARED.c.files)).scalar_one())["files"]
+        old = [{name: value for name, value in file.items() if name != "memory"} for file in files]
+        connection.execute(update(PREPARED).values(files=json.dumps(old)))
+    assert local.pipeline().committer.resolve()
+    assert (local.ids(), local.states()) == ([1], {"a": "done"})
+
+
 def test_files_that_an_earlier_release_committed_are_still_known(tmp_path: Path) -> None:
-    lake = next(_lake(tmp_path, "delta", "local"))
+    lake = lakeworld.lake(tmp_path, "delta", "local")
     pipeline = lake.pipeline()
     table = DeltaTable(lake.config.location)
     from detent.tables.delta import adding, properties
@@ -341,3 +277,87 @@ def test_files_that_an_earlier_release_committed_are_still_known(tmp_path: Path)
         pipeline.committer.publish(shards, pipeline.write(1))
     assert (lake.ids(), lake.states()) == ([], {"a": "done"})
     lake.engine.dispose()
+
+
+def test_batch_whose_files_a_vacuum_deleted_is_refused_by_the_commit_and_its_files_are_read_again(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipeline that stands still for longer than the retention, between its tasks' last file and its commit."""
+    pipeline, other = lake.pipeline(), lake.pipeline()
+    pipeline.publish("first", 7)
+    now = orphans.sweeping_time_s()
+    with monkeypatch.context() as patch:
+        patch.setattr(orphans, "sweeping_time_s", lambda: now + 8 * 86_400)
+        pipeline.publish("slow", 8)
+        assert lake.ids() == [7, 8], "files that are there are committed, however old they are"
+        shards, output = pipeline.take("a"), pipeline.write(1)
+        patch.setattr(maintenance, "FLOOR_S", 0.0)
+        time.sleep(1.1)  # the server's times are whole seconds
+        deleted = maintenance.vacuum(pipeline.committer._place, 0.0)  # type: ignore[attr-defined]
+        assert [name for name in deleted if name.endswith(".parquet")] == [output.files[0].path]
+        with pytest.raises(ShardsLost):
+            pipeline.committer.publish(shards, output)
+    assert "were deleted before it was committed" in caplog.text
+    assert (lake.ids(), lake.states()["a"]) == ([7, 8], "open")
+    other.publish("a", 1)
+    assert lake.ids() == [1, 7, 8]
+
+
+def test_commit_during_which_a_vacuum_deleted_its_files_ends_with_an_error_that_names_them(
+    local: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = local.pipeline()
+    shards, output = pipeline.take("a"), pipeline.write(1)
+    now = orphans.sweeping_time_s()
+    monkeypatch.setattr(orphans, "sweeping_time_s", lambda: now + 13 * 3600)
+    place = type(pipeline.committer._place)  # type: ignore[attr-defined]
+    commit = place.commit
+
+    def slow(self: Any, *given: Any, **more: Any) -> Any:
+        done = commit(self, *given, **more)
+        pipeline.committer.files.delete([output.files[0].path])
+        return done
+
+    monkeypatch.setattr(place, "commit", slow)
+    with pytest.raises(Corrupt, match=output.files[0].path):
+        pipeline.committer.publish(shards, output)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("partition_by", [[], ["day"], ["id"]])
+def test_batch_of_narrower_types_than_the_table_has_by_now_comes_in_as_wider_ones(
+    tmp_path: Path, kind: str, partition_by: list[str]
+) -> None:
+    how = {"catalog": f"sqlite:///{tmp_path}/catalog.db"} if kind == "iceberg" else {}
+    lake = lakeworld.lake(tmp_path, kind, partition_by=partition_by, **how)
+    slow = lake.pipeline(lakeworld.NARROW)
+    slow.publish("a", 1)
+    waiting = slow.take("b"), slow.write(2, 3)
+    prepared = slow.committer.prepared.prepare(slow.take("c"), slow.write(4), 1)
+    assert prepared is not None
+    wide = lake.pipeline()
+    assert wide.committer.resolve()
+    wide.publish("d", 1 << 40)
+    slow.committer.publish(*waiting)
+    assert lake.ids() == [1, 2, 3, 4, 1 << 40]
+    assert set(lake.states().values()) == {"done"}
+    if kind == "delta":
+        files = DeltaTable(lake.config.location).file_uris()
+        types = {str(pq.read_schema(file).field("id").type) for file in files if "id" not in partition_by}
+        assert types <= {"int64"}, "other readers of Delta cannot read narrower ones"
+    lake.engine.dispose()
+
+
+def test_delta_table_gets_wider_types_beside_pipelines_that_add_rows(local: Lake) -> None:
+    """And narrower rows fit it from then on."""
+    narrow, wide = local.pipeline(lakeworld.NARROW), None
+    narrow.publish("a", 1)
+    wide = local.pipeline()
+    narrow.publish("b", 2)
+    wide.publish("c", 1 << 40)
+    later = local.pipeline(lakeworld.NARROW)
+    later.publish("d", 3)
+    assert local.ids() == [1, 2, 3, 1 << 40]
+    text = StructType([StructField("id", StringType()), StructField("day", DateType())])
+    with pytest.raises(Invalid, match=r"id is .*string"):
+        local.pipeline(text)

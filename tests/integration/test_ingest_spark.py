@@ -437,3 +437,25 @@ def test_a_table_gets_new_columns_and_keeps_its_types(world: World, kind: str) -
     world.put("c.json", [{"id": 3}])
     with pytest.raises(Invalid, match="id"):
         Ingest(world.config(committer=kind, transform=other), spark=world.spark).run(once=True)
+
+
+@pytest.mark.parametrize(("kind", "read"), [("delta", of_delta), ("iceberg", of_iceberg)])
+def test_rows_replace_older_ones_with_their_key_and_types_become_wider(
+    world: World, kind: str, read: Callable[..., Any]
+) -> None:
+    how: dict[str, Any] = {"committer": kind, "merge_on": ["id"], "newest_by": "CAST(at AS BIGINT) AS version"}
+    world.put("a.json", [{"id": 1, "at": 2, "what": "a"}, {"id": 2, "at": 2, "what": "a"}, {"id": 1, "at": 1}])
+    Ingest(world.config(schema="id INT, at INT, what STRING", **how), spark=world.spark).run(once=True)
+    world.put("b.json", [{"id": 1, "at": 1, "what": "late"}, {"id": 2, "at": 3, "what": "b"}, {"id": 1 << 40, "at": 1}])
+    world.put("bad.json", [{"id": 3, "at": 1}, {"at": 9, "what": "no key"}])
+    wide = world.config(schema="id BIGINT, at INT, what STRING", **how)
+    counters = Ingest(wide, spark=world.spark).run(once=True)
+    assert (counters.files, counters.quarantined) == (1, 1)
+    assert "a row has no id" in world.quarantine()["bad.json"]
+    assert sorted(read(wide)[0]("id, what, version"), key=lambda row: row[0]) == [
+        (1, "a", 2),
+        (2, "b", 3),
+        (1 << 40, None, 1),
+    ]
+    with pytest.raises(Invalid, match="types of a source only become wider"):
+        Ingest(world.config(schema="id STRING", **how), spark=world.spark).run(once=True)

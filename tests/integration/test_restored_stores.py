@@ -12,7 +12,7 @@ from detent.backup import restore, take_backup
 from detent.consumer import Consumer
 from detent.errors import Fenced, Restored
 from detent.processor import source, stream
-from detent.state import EngineState, SqlState, State
+from detent.state import EngineState, RecordedState, SqlState, State
 from smallgraphs import graph_of, ran, values
 
 
@@ -62,10 +62,12 @@ def consume(url: str, state: State) -> list[str]:
 
 
 def state_of(kind: str, folder: Path) -> State:
+    if kind == "recorded":
+        return RecordedState(str(folder / "recorded"), snapshot_bytes=1)
     return EngineState() if kind == "engine" else SqlState(f"sqlite:///{folder / 'state.db'}")
 
 
-@pytest.mark.parametrize("kind", ["engine", "sqlite"])
+@pytest.mark.parametrize("kind", ["engine", "sqlite", "recorded"])
 def test_consumer_that_is_not_ahead_goes_on(world: World, tmp_path: Path, kind: str) -> None:
     world.append("a", "b")
     assert consume(world.url, state_of(kind, tmp_path)) == ["a", "b"]
@@ -107,6 +109,17 @@ def test_consumer_whose_database_is_ahead_is_refused_however_far_the_journal_has
     with detent.open(world.url) as store:
         store.consumer("counting").reset({"in": 2})
     assert consume(world.url, state_of("sqlite", tmp_path)) == [f"other{number}" for number in range(grown)]
+
+
+def test_consumer_with_recorded_state_goes_by_its_log_and_not_by_its_file(world: World, tmp_path: Path) -> None:
+    world.append("a", "b")
+    assert consume(world.url, state_of("recorded", tmp_path)) == ["a", "b"]
+    world.back_up()
+    world.append("c", "d")
+    assert consume(world.url, state_of("recorded", tmp_path)) == ["c", "d"]
+    world.restore()
+    world.append("other0", "other1", "other2")
+    assert consume(world.url, state_of("recorded", tmp_path)) == ["other0", "other1", "other2"]
 
 
 # -- processors -----------------------------------------------------------------------------------------------------

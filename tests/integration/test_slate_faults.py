@@ -268,6 +268,10 @@ class TestForbidden:
             began = time.monotonic()
             with pytest.raises(detent.DetentError, match=r"refused to write the object 'kv/probe'.*put objects"):
                 store.journal("j").append(b"1")
+            with pytest.raises(Unavailable) as second:
+                store.journal("j").append(b"not applied")
+            assert type(second.value) is not Unavailable or "unknown" not in str(second.value)
+            assert [message.body for message in store.journal("j").read()] == [b"0"], "reads go on"
             with pytest.raises(Unavailable, match="cannot be written"):
                 slate.open_writer(url)
             assert time.monotonic() - began < REFUSED_SOON_S

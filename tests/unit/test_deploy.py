@@ -102,8 +102,9 @@ def settings_of(container: dict[str, Any]) -> dict[str, str]:
 
 
 def test_driver_is_found_by_executors_where_it_listens() -> None:
-    (driver,) = (pod["containers"][0] for one, pod in pods() if one["kind"] == "StatefulSet")
-    (workload,) = (one for one in workloads() if one["kind"] == "StatefulSet")
+    sets = [one for one in workloads() if one["kind"] == "StatefulSet"]
+    (workload,) = (one for one in sets if one["metadata"]["name"] != "store")
+    driver = workload["spec"]["template"]["spec"]["containers"][0]
     conf = settings_of(driver)
     ports = {port["name"]: port["containerPort"] for port in driver["ports"]}
     assert conf["spark.driver.host"] == f"{workload['spec']['serviceName']}.default.svc"
@@ -115,6 +116,21 @@ def test_driver_is_found_by_executors_where_it_listens() -> None:
     assert conf["spark.kubernetes.executor.secrets.detent-client"] == mount["mountPath"]
     for name in ("DETENT_TOKEN_FILE", "DETENT_CA_FILE", "AWS_REGION"):
         assert conf[f"spark.executorEnv.{name}"] == environment[name]
+
+
+def test_standbys_are_found_by_the_names_that_they_tell() -> None:
+    (standbys,) = (one for one in workloads() if one["kind"] == "StatefulSet" and one["metadata"]["name"] == "store")
+    spec = standbys["spec"]
+    (headless,) = (one for one in documents() if one["metadata"]["name"] == spec["serviceName"])
+    assert headless["spec"]["clusterIP"] == "None"
+    assert headless["spec"]["publishNotReadyAddresses"], "a standby is not ready, and is found"
+    assert spec["podManagementPolicy"] == "Parallel", "the second one does not wait for the first to be ready"
+    assert spec["updateStrategy"]["type"] == "OnDelete"
+    (container,) = spec["template"]["spec"]["containers"]
+    port = container["ports"][0]["containerPort"]
+    assert f"--advertise=https://$(POD_NAME).{spec['serviceName']}:{port}" in container["args"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
 
 
 def command_of(arguments: list[str]) -> None:

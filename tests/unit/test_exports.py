@@ -63,3 +63,14 @@ def test_opening_a_store_does_not_import_pandas() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(detent, "nothing")
+
+
+def test_unavailable_never_says_that_an_outcome_is_unknown() -> None:
+    """`Unavailable` is that nothing was applied; where that cannot be said it is `OutcomeUnknown`."""
+    told = []
+    for path in Path(detent.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Unavailable":
+                texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+                told += [f"{path.name}:{node.lineno}" for text in texts if "unknown" in str(text)]
+    assert not told

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, FloatType, IntegerType, LongType, StringType, StructField, StructType
 from sqlalchemy import Engine, event, insert, select, update
 
 import postgresserver
@@ -312,6 +312,15 @@ def test_a_schema_only_gets_columns_and_keeps_their_types_and_order(engine: Engi
     assert kept is not None
     assert kept.number == 2, "what brings nothing new is no change"
     assert kept_schema(engine, "events") is None
+
+
+def test_types_become_wider_only_if_they_are_asked_for_and_never_narrower(engine: Engine) -> None:
+    widen(engine, "orders", struct(id=IntegerType, n=FloatType))
+    assert widen(engine, "orders", struct(ID=LongType)) == struct(id=IntegerType, n=FloatType)
+    wide = struct(id=LongType, n=DoubleType)
+    assert widen(engine, "orders", struct(ID=LongType, n=DoubleType), takes_types=True) == wide
+    for other in (struct(id=IntegerType), struct(id=StringType), struct(id=DoubleType)):
+        assert widen(engine, "orders", other, takes_types=True) == wide
 
 
 def test_pipelines_that_find_columns_at_once_keep_all_of_them(engine: Engine) -> None:

@@ -10,17 +10,18 @@ import pytest
 
 from detent.errors import Exists, Invalid
 from detent.spark import to_delta
-from detent.spark.pipeline import Pipeline, queue
+from detent.spark.pipeline import Pipeline, as_json, as_mermaid, queue
 from detent.spark.pipeline_stream import (
     MESSAGES_MAX,
     PUBLISHED_MAX,
     Custom,
-    Delta,
     JournalEnd,
     QueueEnd,
     Stream,
     StreamInput,
+    TableEnd,
 )
+from detent.tables.options import TableOptions
 
 
 def one(frame: Any) -> Any:
@@ -67,7 +68,37 @@ def test_a_table_is_a_stream_into_delta() -> None:
     pipeline = Pipeline("shop")
     pipeline.table(read="paid", path="./tables/paid", partition_by=["day"], name="paid-table")(one)
     (stream,) = pipeline.streams
-    assert (stream.name, stream.outputs) == ("paid-table", (Delta("./tables/paid", ("day",)),))
+    paid = TableEnd("./tables/paid", TableOptions(partition_by=("day",)))
+    assert (stream.name, stream.outputs) == ("paid-table", (paid,))
+
+
+def test_a_table_with_a_catalog_is_a_stream_into_iceberg() -> None:
+    pipeline = Pipeline("shop")
+    how: dict[str, Any] = {"merge_on": ["id"], "sort_by": ["id"], "file_bytes": 9, "compact_after": 5, "evolve": True}
+    pipeline.table(read="paid", path="lake.paid", catalog="https://user:secret@catalog", location="s3://b/p", **how)(
+        one
+    )
+    (stream,) = pipeline.streams
+    (table,) = stream.outputs
+    assert isinstance(table, TableEnd)
+    assert (table.kind, table.path, table.location) == ("iceberg", "lake.paid", "s3://b/p")
+    assert table.options == TableOptions.checked(**how)
+    assert "secret" not in f"{table!r} {as_json(pipeline)} {as_mermaid(pipeline)}"
+    assert as_json(pipeline)["streams"][0]["write"] == [{"kind": "iceberg", "name": "lake.paid"}]
+
+
+def test_options_of_tables_that_do_not_go_together_are_refused() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"location": "s3://b/p"}, "location is for Iceberg"),
+        ({"catalog": "sqlite:///c.db"}, "with its namespace"),
+        ({"file_bytes": -1}, "file_bytes"),
+        ({"compact_after": -1}, "compact_after"),
+        ({"sort_by": [1]}, "sort_by is a list"),
+        ({"storage_options": {"aws_allow_http": True}}, "names and texts"),
+    ]
+    for options, says in wrong:
+        with pytest.raises(Invalid, match=says):
+            Pipeline("shop").table(read="paid", path="t", **options)
 
 
 def test_a_schema_brings_a_quarantine() -> None:
@@ -168,7 +199,7 @@ def test_names_are_used_once() -> None:
         Pipeline("my shop")
 
 
-@pytest.mark.parametrize(("path", "partition_by"), [(" ", None), ("/t", "day"), ("/t", [1])])
+@pytest.mark.parametrize(("path", "partition_by"), [(" ", None), ("/t", [1])])
 def test_tables_have_a_path_and_columns(path: str, partition_by: Any) -> None:
     with pytest.raises(Invalid):
         Pipeline("shop").table(read="paid", path=path, partition_by=partition_by)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, StructField, StructType
 
 import tableworld
-from detent.errors import Conflict, Invalid, OtherInput
-from detent.spark import once_table, to_delta, to_iceberg
-from detent.tables import maintenance
+from detent.errors import Conflict, Corrupt, Invalid, OtherInput
+from detent.spark import once_table, stream_query, to_delta, to_iceberg
+from detent.spark.pipeline_stream import TableEnd
+from detent.tables import maintenance, orphans
 from detent.tables.delta import DeltaPlace
 from detent.tables.iceberg_table import IcebergTable
 from detent.tables.marks import BatchKey
+from detent.tables.options import TableOptions
 from sparkframes import Frame
 
 SCHEMA = tableworld.SCHEMA
@@ -164,6 +167,47 @@ def test_files_of_a_dead_task_are_swept_with_their_batch(sinks: Sinks, monkeypat
     assert ([row["id"] for row in sinks.rows()], sinks.files()) == ([1, 2], 2)
 
 
+def test_batch_whose_files_a_vacuum_deleted_is_refused_and_written_anew(
+    sinks: Sinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that stands still for longer than the retention, between its tasks' last file and its commit."""
+    sinks().write(frame(batch(1)), KEY)
+    commit, now = type(sinks.place).commit, orphans.sweeping_time_s()
+
+    def slow(place: Any, *given: Any) -> Any:
+        monkeypatch.setattr(orphans, "sweeping_time_s", lambda: now + 8 * 86_400)
+        with monkeypatch.context() as patch:
+            patch.setattr(maintenance, "FLOOR_S", 0.0)
+            time.sleep(0.1)
+            assert maintenance.vacuum(place, 0.0)
+        return commit(place, *given)
+
+    monkeypatch.setattr(type(sinks.place), "commit", slow)
+    with pytest.raises(Conflict, match=r"deleted before it was committed.*written anew"):
+        sinks().write(frame(batch(2)), KEY._replace(batch=1))
+    monkeypatch.setattr(type(sinks.place), "commit", commit)
+    sinks().write(frame(batch(2)), KEY._replace(batch=1, run="later"))
+    assert [row["id"] for row in sinks.rows()] == [1, 2]
+
+
+def test_commit_during_which_a_vacuum_deleted_its_files_says_which(
+    sinks: Sinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, now = type(sinks.place).commit, orphans.sweeping_time_s()
+
+    def slow(place: Any, *given: Any) -> Any:
+        done = commit(place, *given)
+        for file in sinks.folder.rglob("part-*.parquet"):
+            file.unlink()
+        return done
+
+    sinks().write(frame(batch(1)), KEY)
+    monkeypatch.setattr(orphans, "sweeping_time_s", lambda: now + 8 * 86_400)
+    monkeypatch.setattr(type(sinks.place), "commit", slow)
+    with pytest.raises(Corrupt, match=r"names files that were deleted.*part-"):
+        sinks().write(frame(batch(2)), KEY._replace(batch=1))
+
+
 def test_sinks_of_tables_can_be_sent_to_another_process(sinks: Sinks) -> None:
     import pickle
 
@@ -194,3 +238,14 @@ def test_batch_is_in_also_when_its_table_cannot_be_compacted(
         sinks(compact_after=1).write(frame(batch(number)), KEY._replace(batch=number))
     assert [row["id"] for row in sinks.rows()] == [0, 1]
     assert "was not compacted: others were faster" in caplog.text
+
+
+def test_table_of_a_pipeline_is_the_same_sink(sinks: Sinks) -> None:
+    options = TableOptions.checked(merge_on=["id"], sort_by="id")
+    where: dict[str, Any] = {"path": sinks.folder}
+    if sinks.kind == "iceberg":
+        where = {"path": "lake.t", "catalog": sinks.catalog, "location": sinks.folder}
+    table = TableEnd.at(options=options, **where)
+    for number, day in enumerate(("a", "b")):
+        stream_query._table_sink(table).write(frame(batch(1, 2 + number, day=day)), KEY._replace(batch=number))
+    assert [(row["id"], row["day"]) for row in sinks.rows()] == [(1, "b"), (2, "a"), (3, "b")]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from detent.errors import Corrupt, Fenced, Unavailable
+from detent.kv import leaseobject
 from detent.kv.leaseobject import Found, LeaseNote, Overtaken
 from detent.remote import leading, storelease
 from detent.remote.address import Address
@@ -130,6 +131,18 @@ class TestTaking:
         assert bucket.stored is not None
         bucket.stored = Found(msgspec.structs.replace(bucket.note, born="1"), bucket.stored.version)
         assert claim_of(bucket, clock).look().is_free, "its number is another process's now"
+
+    def test_process_of_another_user_that_is_hidden_counts_as_alive(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bucket, clock = Bucket(), Clock()
+        taken(bucket, clock)
+
+        def refuse(*_: int) -> None:
+            raise PermissionError
+
+        monkeypatch.setattr(leaseobject, "is_same_process", lambda *_: False)
+        assert claim_of(bucket, clock).look().is_free
+        monkeypatch.setattr(leaseobject.os, "kill", refuse)
+        assert not claim_of(bucket, clock).look().is_free
 
     def test_process_number_of_another_machine_says_nothing(self) -> None:
         bucket, clock = Bucket(), Clock()

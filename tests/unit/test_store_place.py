@@ -10,7 +10,7 @@ import pytest
 import detent
 from detent.errors import Invalid
 from detent.spark.pipeline import Pipeline, queue
-from detent.spark.pipeline_stream import Delta
+from detent.spark.pipeline_stream import TableEnd
 from detent.spark.store_place import StorePlace, checkpoint_folder, place_of, reachable, set_manager
 from s3server import s3_store_url
 
@@ -57,11 +57,11 @@ def test_table_has_the_pipelines_storage_options_unless_it_names_its_own() -> No
     pipeline.table(read="j", path="s3://bucket/a", name="a")(lambda j: j)
     pipeline.table(read="j", path="s3://bucket/b", name="b", storage_options={"aws_region": "two"})(lambda j: j)
     tables = [stream.outputs[0] for stream in pipeline.streams]
-    assert [dict(one.storage) for one in tables if isinstance(one, Delta)] == [
+    assert [dict(one.options.storage) for one in tables if isinstance(one, TableEnd)] == [
         {"aws_region": "one"},
         {"aws_region": "two"},
     ]
-    assert "one" not in repr(tables), "there may be secrets"
+    assert "'one'" not in repr(tables), "there may be secrets"
 
 
 @pytest.mark.s3

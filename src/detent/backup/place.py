@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,8 +28,10 @@ from detent.backup.manifest import Manifest, ObjectPart, RecordsPart
 from detent.errors import Corrupt, Exists, Fenced, Invalid, NotFound
 from detent.journal.fragments import fragment_of
 from detent.kv import Objects, open_objects, parse_url
-from detent.kv.localobjects import PRIVATE, make_directories
+from detent.kv.localobjects import PRIVATE, LocalObjects, make_directories
 from detent.kv.ownership import process_born, process_space
+
+T = TypeVar("T")
 
 JOBS: Final = "jobs/"
 BACKUPS: Final = "backups/"
@@ -85,6 +87,7 @@ class BackupPlace:
             raise Invalid("a backup is kept in a folder (file:PATH) or on an object store, not in memory")
         self.url = url
         self.root: Path | None = None
+        self.objects: Objects
         if location.scheme == "file":
             self.root = location.directory
             if (self.root / "data.mdb").exists():
@@ -93,7 +96,10 @@ class BackupPlace:
                 make_directories(self.root, PRIVATE)
             elif not self.root.is_dir():
                 raise NotFound(f"there is no folder {self.root}")
-        self.objects: Objects = open_objects(url)
+            # There is no such file, so what is written is for this user alone, as a new store is.
+            self.objects = LocalObjects(self.root, like=self.root / "data.mdb")
+        else:
+            self.objects = open_objects(url)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -114,18 +120,30 @@ class BackupPlace:
         return {_number(one.name): one.modified_ms for one in self.objects.list(JOBS)}
 
     def copies(self, job: int) -> bool:
-        """Whether a job is a backup; a removal writes no list."""
-        return self._about(job).kind == BACKUP
+        """Whether a job is a backup; a removal writes no list, and one that is gone has ended."""
+        about = self._about(job)
+        return about is not None and about.kind == BACKUP
 
     def may_live(self, job: int, begun_ms: int) -> bool:
         """Whether the process of a job may be at work: it lives on this machine, or began not long ago on another."""
         about = self._about(job)
+        if about is None:
+            return False
         if (about.host, about.space) == (socket.gethostname(), process_space()):
             return process_born(about.pid) == about.born
         return time.time() * 1000 - begun_ms < UNFINISHED_MS
 
-    def _about(self, job: int) -> Job:
-        return msgspec.json.decode(bytes(self.objects.get(f"{JOBS}{job:020}")), type=Job)
+    def _about(self, job: int) -> Job | None:
+        try:
+            return self._decoded(f"{JOBS}{job:020}", Job)
+        except NotFound:  # another removal has tidied up
+            return None
+
+    def _decoded(self, name: str, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(bytes(self.objects.get(name)), type=kind)
+        except msgspec.DecodeError as error:
+            raise Corrupt(f"{name} in {self.url} is not what a backup has written: {error}") from error
 
     # -- lists --------------------------------------------------------------------------------------------------
 
@@ -178,11 +196,11 @@ class BackupPlace:
 
     def doomed(self) -> set[str]:
         """What a removal has begun to delete, and may delete at any time."""
-        return {
-            name
-            for one in self.objects.list(REMOVALS)
-            for name in msgspec.json.decode(bytes(self.objects.get(one.name)), type=list[str])
-        }
+        found: set[str] = set()
+        for one in [*self.objects.list(REMOVALS)]:
+            with suppress(NotFound):  # it has ended since, and what it deleted is gone
+                found.update(self._decoded(one.name, list[str]))
+        return found
 
     def held(self, folder: str) -> dict[str, Held]:
         """What is in the place and stays there: by digest, or by the object's fragment."""

@@ -120,7 +120,8 @@ def vacuum(
     """Delete files that no version of the table needs which is kept.
 
     Versions from before that time cannot be read any more. Files of batches that are being written are younger: keep
-    them for longer than a batch takes, and longer than one that was prepared may wait. Asks before it deletes.
+    them for longer than a batch takes. A batch that waited for longer finds out at its commit that its files are gone,
+    and is written again. Asks before it deletes.
 
     \b
     Example:

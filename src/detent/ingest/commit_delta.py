@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from detent import crash
 from detent.errors import Invalid, Unavailable
@@ -16,9 +20,21 @@ from detent.ingest.commit_lake import COMMIT_ATTEMPTS, LakeCommitter
 from detent.ingest.config import TableStyle
 from detent.ingest.prepared import PreparedBatch
 from detent.ingest.shared_state import FileShard, QueueSharedState
-from detent.tables.delta import RETENTION, DeltaPlace, deltalake_module, id_of, properties, remembered_s
+from detent.tables.delta import (
+    RETENTION,
+    Change,
+    DeltaPlace,
+    add_of_task,
+    adding,
+    deltalake_module,
+    id_of,
+    properties,
+    remembered_s,
+)
+from detent.tables.delta_evolution import fit_delta
 from detent.tables.delta_schema import check_writable, delta_schema, required_columns
-from detent.tables.files import FilePlan
+from detent.tables.files import FilePlan, WrittenFile, write_files
+from detent.tables.merge import merge_rows, sync_files
 from detent.tables.orphans import BATCH_FILE
 
 if TYPE_CHECKING:
@@ -65,7 +81,7 @@ class DeltaCommitter(LakeCommitter):
         self._check_memory(table)
         check_writable(table, self.location)
         self._check_plain(table)
-        self._place.widen(table, wanted, COMMIT_ATTEMPTS)
+        fit_delta(self._place, table, wanted, evolve=True, attempts=COMMIT_ATTEMPTS)
 
     def _check_memory(self, table: DeltaTable) -> None:
         """`Invalid` if the table forgets sooner than the window says."""
@@ -90,7 +106,7 @@ class DeltaCommitter(LakeCommitter):
 
     def plan(self, batch: str, schema: StructType) -> FilePlan:
         del schema  # the table has it by now
-        return self._place.plan(self._place.open(), **self.how(batch))
+        return self.merging_plan(self._place.plan(self._place.open(), **self.how(batch)))
 
     # -- commits -----------------------------------------------------------------------------------------------------
 
@@ -110,15 +126,51 @@ class DeltaCommitter(LakeCommitter):
             remarks = {"detent.batch": prepared.batch}
             return None if marks is None else properties(marks, int(time.time() * 1000), remarks)
 
-        table = self._place.open()
-        files = prepared.files if is_whole else ()
+        change = self._change(prepared) if is_whole else adding(())
         try:
-            view = self._place.commit(said, self._place.adding(table, files), COMMIT_ATTEMPTS, table)
+            view = self._place.commit(said, change, COMMIT_ATTEMPTS)
         except (delta.exceptions.DeltaError, OSError) as error:
             raise Unavailable(f"the commit to the Delta table {self.location} had no clear answer: {error}") from error
         # What another pipeline committed must be durable, too, before files count as done.
+        if view is None and prepared.rule is not None and self.is_local:
+            sync_files(self._place.open(), Path(self.location))
         self._place.sync(0 if view is None else view.version())
         return view is not None
+
+    def _change(self, prepared: PreparedBatch) -> Change:
+        """How a batch comes into the table, whatever columns that has by then."""
+        rows: list[Any] = []
+
+        def merge(view: DeltaTable, said: Any) -> None:
+            assert prepared.rule is not None
+            rows[:] = rows or [self.rows_of(prepared)]
+            merge_rows(self._place.plan(view), rows[0], prepared.rule, view, said)
+
+        def add(view: DeltaTable, said: Any) -> None:
+            adding([add_of_task(file) for file in self._fitting(view, prepared)])(view, said)
+
+        return add if prepared.rule is None else merge
+
+    def _fitting(self, view: DeltaTable, prepared: PreparedBatch) -> Sequence[WrittenFile]:
+        """The files of a batch; where the table got wider types since tasks wrote them, such with the same rows in
+        these types. Other readers of Delta could not read narrower ones."""
+        plan = self._place.plan(view, **self.how(prepared.batch))
+        if prepared.columns in {b"", plan.schema}:
+            return prepared.files
+        types = {column.name: column.type for column in plan.arrow_schema}
+        before = pa.ipc.read_schema(pa.BufferReader(prepared.columns))
+        if all(column.type.equals(types.get(column.name)) for column in before):
+            return prepared.files
+        return [new for file in prepared.files for new in write_files(plan, self._batches(plan, file))]
+
+    def _batches(self, plan: FilePlan, file: WrittenFile) -> list[Any]:
+        """The rows of a file, with the values of its partition."""
+        rows = pq.read_table(pa.BufferReader(self.files.get(file.path)))
+        for name, value in file.partition_values.items():
+            kind = plan.arrow_schema.field(name).type
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.string()).cast(kind), rows.num_rows))
+        batches: list[Any] = rows.to_batches()
+        return batches
 
     # -- marks of earlier releases -----------------------------------------------------------------------------------
 

@@ -13,9 +13,10 @@ from detent.ingest.config import TableStyle
 from detent.ingest.prepared import PreparedBatch
 from detent.ingest.shared_state import QueueSharedState
 from detent.tables.catalogs import CATALOG_NAME
-from detent.tables.files import FilePlan
-from detent.tables.iceberg_table import IcebergTable, IcebergView, Stamp, partitions_of
-from detent.tables.orphans import BATCH_FILE
+from detent.tables.files import FilePlan, sweep_folder
+from detent.tables.iceberg_merge import Merging
+from detent.tables.iceberg_table import IcebergTable, IcebergView, Look, Stamp, partitions_of
+from detent.tables.orphans import BATCH_FILE, DATA_FOLDER
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -77,7 +78,7 @@ class CatalogCommitter(LakeCommitter):
 
     def plan(self, batch: str, schema: StructType) -> FilePlan:
         del schema  # the table has it by now
-        return self._place.plan(self._place.open(), **self.how(batch))
+        return self.merging_plan(self._place.plan(self._place.open(), **self.how(batch)))
 
     def mark(self) -> int | None:
         return self._place.open().transaction_version(self.application)
@@ -93,8 +94,22 @@ class CatalogCommitter(LakeCommitter):
             return None if marks is None else Stamp(tuple(marks), {"detent.batch": prepared.batch})
 
         view = self._place.open()
+        if prepared.rule is not None and is_whole:
+            return self._merge(said, view, prepared)
         adding = self._place.adding(view, prepared.files if is_whole else ())
         return self._place.commit(said, adding, view=view) is not None
+
+    def _merge(self, look: Look, view: IcebergView, prepared: PreparedBatch) -> bool:
+        """Merge the rows of a batch; what attempts wrote that found others before them is swept."""
+        if look(view) is None:  # before rows are read that may be gone
+            return False
+        assert prepared.rule is not None
+        folder = f"{DATA_FOLDER}/{prepared.batch}"
+        merging = Merging(self._place, self.rows_of(prepared), prepared.rule, **{**self.how(""), "folder": folder})
+        if self._place.commit(look, merging, view=view) is None:
+            return False
+        sweep_folder(self.files, folder, {file.path for file in merging.files})
+        return True
 
     def live_batches(self) -> frozenset[str]:
         """Those that the database has, and those whose files a snapshot has: of old commits the database forgets."""

@@ -18,6 +18,7 @@ from detent.ingest.ownership import require_table
 from detent.ingest.shared_state import BatchRecord, FileShard, QueueSharedState
 from detent.kv.wholefiles import WholeFiles, open_whole_files
 from detent.tables.files import FilePlan, WrittenFile, is_local, schema_bytes
+from detent.tables.options import MergeRule
 from detent.tables.orphans import BATCH, DATA_FOLDER, old_batches, sweeping_time_s
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ class BatchOutput(NamedTuple):
     folder: str
     files: tuple[WrittenFile, ...]
     schema: StructType
+    columns: bytes = b""
+    """The table's schema by which the files were written, as Arrow writes it."""
+
+    rule: MergeRule | None = None
+    """How the rows replace others; None: they are added."""
 
     def record(self, shards: int) -> BatchRecord:
         """What is kept of the commit."""
@@ -68,9 +74,9 @@ class TableCommitter(ABC):
         return is_local(self.location)
 
     @property
-    def data_folder(self) -> Path:
-        """Where the folders of batches are, of a table that is a folder."""
-        return Path(self.location) / DATA_FOLDER
+    def rule(self) -> MergeRule | None:
+        """How rows replace others; None: they are added."""
+        return self.style.merge
 
     @cached_property
     def files(self) -> WholeFiles:
@@ -79,7 +85,15 @@ class TableCommitter(ABC):
 
     def folder_of(self, batch: str) -> str:
         """Where tasks write a batch."""
-        return f"{self.location}/{DATA_FOLDER}/{batch}"
+        return f"{self.location}/{self.written_to}/{batch}"
+
+    @property
+    def written_to(self) -> str:
+        """The folder of the table with the batches that tasks write."""
+        return DATA_FOLDER
+
+    def check_written(self, files: Sequence[WrittenFile]) -> None:  # noqa: B027  most commits take any number
+        """`LimitExceeded` if a batch is too large for its commit."""
 
     def plan(self, batch: str, schema: StructType) -> FilePlan:
         """How tasks write the rows of a batch."""
@@ -93,13 +107,13 @@ class TableCommitter(ABC):
     def probe(self) -> FilePlan:
         """How tasks write a row of a column ``id``, to see whether they can."""
         columns = schema_bytes(pa.schema([pa.field("id", pa.int64())]))
-        return FilePlan(self.location, self.storage, columns, folder=f"{DATA_FOLDER}/{PROBE}")
+        return FilePlan(self.location, self.storage, columns, folder=f"{self.written_to}/{PROBE}")
 
     def how(self, batch: str) -> dict[str, Any]:
         """What all plans for a batch say."""
         style = self.style
         return {
-            "folder": f"{DATA_FOLDER}/{batch}",
+            "folder": f"{self.written_to}/{batch}",
             "sort_by": style.sort_by,
             "target_bytes": style.target_bytes,
         }
@@ -164,10 +178,8 @@ class TableCommitter(ABC):
         if self.is_local:
             shutil.rmtree(output, ignore_errors=True)
         else:
-            self._delete(output.rpartition("/")[2])
-
-    def _delete(self, batch: str) -> None:
-        self.files.delete([one.name for one in self.files.list(f"{DATA_FOLDER}/{batch}/")])
+            folder = output.removeprefix(f"{self.location}/")
+            self.files.delete([one.name for one in self.files.list(f"{folder}/")])
 
     def sweep(self, older_than_s: float, known_s: float = math.inf) -> int:
         """Delete what losers and crashed pipelines left behind; how many batches. A batch is made uncommittable before
@@ -176,18 +188,19 @@ class TableCommitter(ABC):
         self.require_owned()  # another table has none of our batches, and that makes them no orphans
         live = self.live_batches()
         swept = 0
-        for batch in self._old(older_than_s, known_s):
+        for batch in self.old(DATA_FOLDER, older_than_s, known_s):
             if batch not in live and self.refuse(batch):
-                self.drop(self.folder_of(batch))
+                self.drop(f"{self.location}/{DATA_FOLDER}/{batch}")
                 swept += 1
         return swept
 
-    def _old(self, older_than_s: float, known_s: float) -> list[str]:
-        """The batches of which something was written longer ago than one time, and not longer than another."""
+    def old(self, folder: str, older_than_s: float, known_s: float) -> list[str]:
+        """The batches in a folder of the table of which something was written longer ago than one time, and not longer
+        than another."""
         if self.is_local:
-            return [folder.name for folder in old_batches(self.data_folder, older_than_s, known_s)]
+            return [found.name for found in old_batches(Path(self.location) / folder, older_than_s, known_s)]
         newest: dict[str, int] = {}
-        for one in self.files.list(f"{DATA_FOLDER}/"):
+        for one in self.files.list(f"{folder}/"):
             batch = one.name.split("/")[1]
             newest[batch] = max(newest.get(batch, 0), one.modified_ms)
         now = sweeping_time_s()

@@ -17,7 +17,7 @@ def committer_of(config: IngestConfig, shared: QueueSharedState) -> TableCommitt
         return DeltaCommitter(config.location, shared, config.window_s, *place)
     if config.committer == "iceberg":
         name = config.iceberg_table or f"detent.{config.name}"
-        if config.catalog or config.partition_by or not is_local(config.location):
+        if config.catalog or config.partition_by or config.merge_on or not is_local(config.location):
             from detent.ingest.commit_lake_iceberg import CatalogCommitter
 
             return CatalogCommitter(config.location, shared, name, config.catalog or config.state_url, *place)

@@ -20,6 +20,7 @@ from detent.ingest.local_state import BatchLimits
 from detent.ingest.objects import S3Options
 from detent.sizes import size_of
 from detent.tables.files import is_local
+from detent.tables.options import MergeRule, key_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,6 +65,7 @@ class TableStyle(NamedTuple):
     partition_by: tuple[str, ...] = ()
     sort_by: tuple[str, ...] = ()
     target_bytes: int = 0
+    merge: MergeRule | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,9 @@ class IngestConfig:
     On an object store (``s3://bucket/orders``) it is the same; `catalog` is that of an Iceberg table, if not the
     database of the `state`. `partition_by` are columns, or expressions such as ``to_date(at) AS day``; the rows of each
     file are sorted by `sort_by`, and a file gets about `file_size` of rows before they are packed.
+
+    With `merge_on`, the columns of a key, a row replaces the one with its key, unless that one is newer by the column
+    `newest_by` (or an expression such as ``_metadata.file_modification_time AS changed``). Delta and Iceberg only.
 
     `allow` are the beginnings that the names of files may have (``s3://bucket/orders/``, ``/landing/``), as they are
     and not percent-encoded; if there are none, a sender to the queue chooses among all that can be read.
@@ -104,6 +109,8 @@ class IngestConfig:
     catalog: str = ""
     partition_by: Sequence[str] = ()
     sort_by: Sequence[str] = ()
+    merge_on: Sequence[str] = ()
+    newest_by: str = ""
     file_size: int | str = 0
     state: str = ""
     message: str = "auto"
@@ -173,7 +180,8 @@ class IngestConfig:
         """How the files of the table are written."""
         size = size_of(self.file_size) if self.file_size else 0
         columns = tuple(column for column, _ in map(parted, self.partition_by))
-        return TableStyle(columns, tuple(self.sort_by), size)
+        rule = MergeRule(tuple(self.merge_on), parted(self.newest_by)[0]) if self.merge_on else None
+        return TableStyle(columns, tuple(self.sort_by), size, rule)
 
     @property
     def queue_url(self) -> str:
@@ -398,11 +406,24 @@ def _check_columns(config: IngestConfig) -> None:
         if isinstance(value, str) or not all(isinstance(one, str) and one.strip() for one in value):
             raise Invalid(f'{name} is a list of columns, such as ["day"], not {value!r}')
         object.__setattr__(config, name, tuple(value))
+    _check_merge(config)
     columns = config.style.partition_by
     if len(set(columns)) != len(columns):
         raise Invalid(f"partition_by names a column twice: {', '.join(columns)}")
     if config.catalog and config.committer != "iceberg":
         raise Invalid('a catalog is for Iceberg tables: leave it out, or set committer = "iceberg"')
+
+
+def _check_merge(config: IngestConfig) -> None:
+    keys = config.merge_on
+    object.__setattr__(config, "merge_on", key_columns(keys) if keys else ())
+    if bool(keys) != bool(config.newest_by):
+        raise Invalid(
+            "merge_on and newest_by go together: files come in no order, so a column has to say which of two rows with "
+            'one key counts, such as newest_by = "updated_at"'
+        )
+    if keys and config.committer == "manifest":
+        raise Invalid('rows of a manifest table cannot be replaced: for merge_on set committer = "delta" or "iceberg"')
 
 
 def _check_options(options: Mapping[str, str]) -> None:

@@ -115,13 +115,14 @@ class Job:
                     frame = self._read(staging, closing)
                 if frame is None:
                     return BatchOutput(batch, folder, (), StructType([]))
-                frame = self._partitioned(self._transformed(frame))
+                frame = self._completed(self._transformed(frame))
                 self._committer.prepare(frame.schema)
                 plan = self._committer.plan(batch, frame.schema)
                 with self._told(staging, folder):
                     written = write(frame, plan)
+                    self._committer.check_written(written)
         crash.point("ingest.after_write")
-        return BatchOutput(batch, folder, written, frame.schema)
+        return BatchOutput(batch, folder, written, frame.schema, plan.schema, self._committer.rule)
 
     def _is_pinned(self, uri: str) -> bool:
         return reads_in_tasks(uri, self._config.format, self._config.options)
@@ -183,19 +184,19 @@ class Job:
             failure = failure_in(str(error))
             raise (_explained(error, staging) if failure is None else staging.failed(*failure)) from error
 
-    def _partitioned(self, frame: DataFrame) -> DataFrame:
-        """The rows with the columns that the table is partitioned by."""
-        for column, expression in map(parted, self._config.partition_by):
+    def _completed(self, frame: DataFrame) -> DataFrame:
+        """The rows with the columns that the table is partitioned by, and the one that says which is newer."""
+        newest = [("newest_by", self._config.newest_by)] if self._config.newest_by else []
+        for option, text in [*(("partition_by", one) for one in self._config.partition_by), *newest]:
+            column, expression = parted(text)
             if not expression:
                 continue
             if column in frame.columns:
-                raise Invalid(
-                    f"the rows have a column {column}, which partition_by makes: give one of them another name"
-                )
+                raise Invalid(f"the rows have a column {column}, which {option} makes: give one of them another name")
             try:
                 frame = frame.withColumn(column, F.expr(expression))
             except AnalysisException as error:
-                raise Invalid(f"partition_by has {expression!r}, which cannot be computed: {_reason(error)}") from error
+                raise Invalid(f"{option} has {expression!r}, which cannot be computed: {_reason(error)}") from error
         return frame
 
     def _transformed(self, frame: DataFrame) -> DataFrame:

@@ -27,6 +27,7 @@ from detent.ingest.shard_sql import BATCHES, BY_DIALECT, ENDS, PREPARED, SHARDS
 from detent.ingest.shared_state import STATEMENT_ROWS, FileShard, QueueSharedState, in_portions, now_ms
 from detent.sql.transactions import read, transact
 from detent.tables.files import WrittenFile
+from detent.tables.options import MergeRule
 
 STATE: Final = "prepared"
 """The state of shards that belong to a batch."""
@@ -41,6 +42,13 @@ class PreparedBatch(NamedTuple):
     files: tuple[WrittenFile, ...]
     age_ms: int
     """How long ago it was prepared."""
+
+    columns: bytes = b""
+    """The table's schema by which the files were written, as Arrow writes it; empty for a batch of an earlier release,
+    whose tables kept their types."""
+
+    rule: MergeRule | None = None
+    """How the rows replace others; None: the files are added as they are."""
 
 
 class AnotherPrepared(Exception):
@@ -66,9 +74,9 @@ class PreparedBatches:
         row = connection.execute(select(PREPARED).where(self._mine, PREPARED.c.batch != "")).first()
         if row is None:
             return None
-        return PreparedBatch(
-            row.number, row.batch, row.token, _unpacked(row.files), now_ms(connection) - row.prepared_at
-        )
+        files, columns, rule = _unpacked(row.files)
+        age_ms = now_ms(connection) - row.prepared_at
+        return PreparedBatch(row.number, row.batch, row.token, files, age_ms, columns, rule)
 
     def prepare(self, shards: Sequence[FileShard], output: BatchOutput, mark: int | None) -> PreparedBatch | None:
         """Store a batch, and give it its shards; None if it was prepared before, and finished meanwhile. `ShardsLost`
@@ -106,7 +114,7 @@ class PreparedBatches:
                 "database back, or begin anew with another table"
             )
         if slot.batch == output.batch:  # our own transaction, whose end nothing was heard of
-            return PreparedBatch(slot.number, slot.batch, slot.token, output.files, 0)
+            return _prepared(slot.number, slot.token, output)
         if slot.batch:
             raise AnotherPrepared(slot.batch)
         record = output.record(len(shards))
@@ -120,10 +128,10 @@ class PreparedBatches:
             "number": slot.number + 1,
             "batch": output.batch,
             "token": state.token,
-            "files": _packed(output.files),
+            "files": _packed(output),
         }
         connection.execute(update(PREPARED).where(self._mine).values(**values, prepared_at=now))
-        return PreparedBatch(slot.number + 1, output.batch, state.token, output.files, 0)
+        return _prepared(slot.number + 1, state.token, output)
 
     def _is_committed(self, connection: Connection, batch: str) -> bool:
         query = select(BATCHES.c.shards).where(BATCHES.c.source == self._state.source, BATCHES.c.batch == batch)
@@ -185,10 +193,21 @@ class PreparedBatches:
         return BATCHES.c.source == self._state.source, BATCHES.c.batch == prepared.batch
 
 
-def _packed(files: Sequence[WrittenFile]) -> str:
-    rows = [{**file._asdict(), "footer": base64.b64encode(file.footer).decode()} for file in files]
-    return json.dumps(rows)
+def _prepared(number: int, token: str, output: BatchOutput) -> PreparedBatch:
+    return PreparedBatch(number, output.batch, token, output.files, 0, output.columns, output.rule)
 
 
-def _unpacked(text: str) -> tuple[WrittenFile, ...]:
-    return tuple(WrittenFile(**{**row, "footer": base64.b64decode(row["footer"])}) for row in json.loads(text))
+def _packed(output: BatchOutput) -> str:
+    """What is kept of a batch, so that any pipeline can commit it: its files, and how they come into the table."""
+    rows = [{**file._asdict(), "footer": base64.b64encode(file.footer).decode()} for file in output.files]
+    rule = None if output.rule is None else [list(output.rule.keys), output.rule.newest_by]
+    return json.dumps({"files": rows, "columns": base64.b64encode(output.columns).decode(), "rule": rule})
+
+
+def _unpacked(text: str) -> tuple[tuple[WrittenFile, ...], bytes, MergeRule | None]:
+    kept = json.loads(text)
+    if isinstance(kept, list):  # of an earlier release, which kept files alone
+        kept = {"files": kept, "columns": "", "rule": None}
+    files = tuple(WrittenFile(**{**row, "footer": base64.b64decode(row["footer"])}) for row in kept["files"])
+    rule = None if kept["rule"] is None else MergeRule(tuple(kept["rule"][0]), kept["rule"][1])
+    return files, base64.b64decode(kept["columns"]), rule

@@ -5,8 +5,8 @@ column. What happens to columns that the schema does not have is said by the con
 
 ==========  ==============================================================================================
 ``ignore``  they are not read; the default with a schema that is given
-``add``     they are added to the schema that is kept, behind the others, and to the table. Types never change.
-            The default without a schema
+``add``     they are added to the schema that is kept, behind the others, and to the table. Types change only with
+            a schema that gives wider ones. The default without a schema
 ``rescue``  they go into the rescued column, as JSON
 ``fail``    their file fails, and is put into quarantine in the end
 ==========  ==============================================================================================
@@ -31,6 +31,7 @@ from detent.ingest.object_rows import METADATA
 from detent.ingest.schemas import kept_schema, widen
 from detent.ingest.staged_reading import STRICT, StagedSource
 from detent.ingest.staging import StagedFile
+from detent.tables.widening import wider
 
 Source = StagedSource | ExecutorSource
 """Files of a batch, where they are read."""
@@ -90,14 +91,17 @@ class BatchReader:
         for name in (METADATA, self._rescued):
             if name and name.lower() in (field.name.lower() for field in schema):
                 raise Invalid(f"a column of the files is called {name}: rename rescued_column, or leave metadata out")
-        kept = widen(self._engine, self._config.name, schema.toNullable())
-        kinds = {field.name.lower(): field.dataType for field in kept}
-        if self._config.schema:
-            wrong = [one.name for one in schema if kinds[one.name.lower()] != one.dataType]
+        is_given = bool(self._config.schema)
+        rows = schema.toNullable()
+        kept = widen(self._engine, self._config.name, rows, takes_types=is_given)
+        if is_given:
+            kinds = {field.name.lower(): field.dataType.jsonValue() for field in kept}
+            given = [(field.name, kinds[field.name.lower()], field.dataType.jsonValue()) for field in rows]
+            wrong = [name for name, kind, other in given if wider(kind, other) != kind]
             if wrong:
                 raise Invalid(
-                    f"the schema gives {', '.join(wrong)} another type than before: types of a source never change. "
-                    "Cast in the transform, or ingest under another name"
+                    f"the schema gives {', '.join(wrong)} another type than before, and not a wider one: types of a "
+                    "source only become wider. Cast in the transform, or ingest under another name"
                 )
         return kept
 

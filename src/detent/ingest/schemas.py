@@ -1,6 +1,7 @@
 """Schemas that are kept in the database: what a source's files look like, and what its table has.
 
-A schema changes in one way only: it gets columns. So all pipelines of a source agree on it, whichever found the column.
+A schema changes in two ways: it gets columns, and types become wider (`detent.tables.widening`), never narrower. So all
+pipelines of a source agree on it, whichever found the column.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from detent.errors import Invalid
 from detent.ingest.shard_sql import BY_DIALECT, SCHEMAS
 from detent.ingest.shared_state import QueueSharedState
 from detent.sql.transactions import read, transact
+from detent.tables.widening import wider
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -40,15 +42,16 @@ def _newest(connection: Connection, name: str) -> KeptSchema | None:
     return None if row is None else KeptSchema(row.number, row.columns)
 
 
-def widen(engine: Engine, name: str, schema: StructType) -> StructType:
-    """Keep a schema: the first under its name as it is, later ones by the columns that are new. What is kept then."""
+def widen(engine: Engine, name: str, schema: StructType, *, takes_types: bool = False) -> StructType:
+    """Keep a schema: the first under its name as it is, later ones by the columns that are new, and if it `takes_types`
+    by types that are wider. What is kept then."""
     from pyspark.sql.types import StructType
 
     def keep(connection: Connection) -> str:
         have = _newest(connection, name)
         wanted = json.loads(schema.json())
         if have is not None:
-            wanted = _joined(json.loads(have.columns), wanted)
+            wanted = _joined(json.loads(have.columns), wanted, takes_types=takes_types)
             if wanted == json.loads(have.columns):
                 return have.columns
         if len(wanted["fields"]) > COLUMNS_MAX:
@@ -64,11 +67,15 @@ def widen(engine: Engine, name: str, schema: StructType) -> StructType:
     return StructType.fromJson(json.loads(transact(engine, keep)))
 
 
-def _joined(have: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+def _joined(have: dict[str, Any], more: dict[str, Any], *, takes_types: bool) -> dict[str, Any]:
     """The columns that are there, and behind them the new ones. Names that differ in case only are one, as in Spark."""
+    given = {field["name"].lower(): field["type"] for field in more["fields"]} if takes_types else {}
     names = {field["name"].lower() for field in have["fields"]}
-    new = [field for field in more["fields"] if field["name"].lower() not in names]
-    return {**have, "fields": [*have["fields"], *new]}
+    kept = [
+        {**field, "type": wider(field["type"], given.get(field["name"].lower())) or field["type"]}
+        for field in have["fields"]
+    ]
+    return {**have, "fields": kept + [field for field in more["fields"] if field["name"].lower() not in names]}
 
 
 def check_fits(state: QueueSharedState, table: str, schema: StructType) -> None:

@@ -89,8 +89,16 @@ class LeaseNote(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     @property
     def has_died(self) -> bool:
-        """Whether its process is known to be gone."""
-        return self.is_of_this_machine and not is_same_process(self.pid, self.born)
+        """Whether its process is known to be gone. Of another user's nothing may be known, where /proc hides them."""
+        if not self.is_of_this_machine or is_same_process(self.pid, self.born):
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except PermissionError:
+            return False
+        except (ProcessLookupError, OverflowError):
+            return True
+        return True  # a later process has its number
 
     @property
     def who(self) -> str:

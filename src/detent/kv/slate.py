@@ -293,7 +293,7 @@ class SlateWriter(SlateSession):
         A commit that was on the object store before a takeover succeeds, and the next call raises `Fenced`; after
         that every call does. An empty batch writes nothing: it raises `Fenced` when SlateDB has noticed a newer writer
         by itself, which it does about once a second, but does not ask the object store. After `Unavailable` the
-        outcome is unknown, and views and commits are refused until :meth:`recover` has settled it.
+        outcome is unknown: commits are refused until :meth:`recover` has settled it, and views show the state before.
         """
         with self._lock:
             self._require_usable()
@@ -323,7 +323,7 @@ class SlateWriter(SlateSession):
             except DetentError:
                 raise
             except BaseException:  # an interrupt (Ctrl-C) leaves the outcome open as well
-                self._failure = Unavailable("a commit was interrupted, its outcome is unknown: call recover()")
+                self._failure = Unavailable("a commit was interrupted, and is not settled: call recover()")
                 raise
         self._failure = Unavailable("the object store refused a commit again and again; call recover()")
         raise Unavailable(f"{self._place.url} refused a commit {REOPENINGS_MAX} times, and no other writer has come")
@@ -341,8 +341,8 @@ class SlateWriter(SlateSession):
                 raise
             return True
         except DetentError as error:
-            self._failure = Unavailable(f"the outcome of a commit is unknown: {error}; call recover()")
-            raise Unavailable(f"the commit failed, its outcome is unknown: {error}") from error
+            self._failure = Unavailable(f"an earlier commit is not settled: {error}; call recover()")
+            raise Unavailable(f"a commit could not be written: {error}") from error
         self._failure = None
         return True
 
@@ -375,7 +375,7 @@ class SlateWriter(SlateSession):
             self._failure = error
             raise
         except DetentError as error:
-            self._failure = Unavailable(f"the outcome of a commit is unknown: {error}; call recover()")
+            self._failure = Unavailable(f"an earlier commit is not settled: {error}; call recover()")
             raise Unavailable(f"{self._place.url} could not be opened again: {error}") from error
         self._failure, self._is_reopening = None, False
         return found.number >= self._number
@@ -399,8 +399,8 @@ class SlateWriter(SlateSession):
                         return self._number <= int.from_bytes(from_stored(_heir_key(self.epoch), found), "little")
                     time.sleep(FATE_POLL_SECONDS)
         except DetentError as error:
-            raise Unavailable(f"fenced, and the commit's outcome is unknown: {error}") from error
-        raise Unavailable("fenced by a writer that did not finish opening; the commit's outcome is unknown")
+            raise Unavailable(f"another writer has come, and cannot be asked what it found: {error}") from error
+        raise Unavailable("another writer has come, and has not finished opening: it cannot be asked what it found")
 
     def recover(self) -> None:
         """After an `Unavailable` commit: find out what became of it, and be usable again.
@@ -433,14 +433,21 @@ class SlateWriter(SlateSession):
 
     @contextmanager
     def view(self, *, large: bool = False, on_damage: OnDamage | None = None) -> Iterator[SlateView]:  # noqa: ARG002
-        """What was durable when the view was opened. A commit that is under way in another thread is not in it."""
-        self._await_usable()
+        """What was durable when the view was opened. A commit that is under way in another thread is not in it; nor is
+        one that is not settled, which may become durable later: reading goes on while writing is refused."""
+        if not self._shows_earlier():
+            self._await_usable()
         view = SlateView(self, self._published, on_damage)
         try:
             view.check_own()
             yield view
         finally:
             view.open = False
+
+    def _shows_earlier(self) -> bool:
+        """Whether a commit is not settled, and the state before it can still be read."""
+        db, published = self._db, self._published
+        return type(self._failure) is Unavailable and None not in (db, published) and not self._is_refused(db)
 
     def close(self) -> None:
         with self._lock:
@@ -489,8 +496,8 @@ class SlateRestore:
             try:
                 reader._open()
             except NotFound:
-                if next(place.objects.stored(""), None) is not None:
-                    raise Exists(f"there are objects below {url} already: restore to a prefix that is new") from None
+                if next(place.objects.list(), None) is not None:
+                    raise Exists(f"there are objects of a store below {url}: restore to a prefix that is new") from None
             else:
                 if reader.version != RESTORING and reader.epoch_record is not None:
                     raise Exists(f"there is a store at {url}: restore to a prefix that is new")

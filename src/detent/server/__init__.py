@@ -36,6 +36,7 @@ The JSON API:
     api_ledgers.py      the routes for ledgers and pins
     api_store.py        the route for the store as a whole
     api_search.py       the routes that look for messages in journals
+    api_journey.py      the route for what a message came from, and what came of it
     api_series.py       the route for curves
     series.py           what queues held and did over time, in bounded memory
     models.py           bytes, durations and times in JSON

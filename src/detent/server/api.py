@@ -21,6 +21,7 @@ from detent.remote.wire import PROBLEM_TYPE, Problem
 from detent.server import (
     api_consumers,
     api_journals,
+    api_journey,
     api_ledgers,
     api_queues,
     api_schedules,
@@ -73,6 +74,7 @@ ROUTES: Final = (
     *api_ledgers.ROUTES,
     *api_store.ROUTES,
     *api_search.ROUTES,
+    *api_journey.ROUTES,
     *api_series.ROUTES,
     Route("GET", DOCUMENT_PATH, show_document, "The API, in OpenAPI 3.1", None, dict[str, Any], errors=()),
 )

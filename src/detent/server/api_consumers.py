@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
+from detent.errors import Corrupt, NotFound
+from detent.journal import JournalReader
+from detent.journal.message import messages_of
+from detent.processor.provenance import provenance_of
 from detent.server.limits import ListQuery, page_of
 from detent.server.models import AnswerModel, Number, RequestModel, TimeText, duration_text, time_text
 from detent.server.route import ApiCall, Route
@@ -38,7 +47,8 @@ class MemberAnswer(AnswerModel, kw_only=True):
 
 class ConsumerAnswer(AnswerModel, kw_only=True):
     """A consumer. `kind` is consumer, processor (of a graph), bridge or pipeline; `state` is running, paused, failed
-    (and tried again) or stopped; `lag` counts the messages that wait."""
+    (and tried again) or stopped; `lag` counts the messages that wait. `writes` are journals that it has
+    written: as it says, or as their newest messages say."""
 
     name: str
     kind: str
@@ -47,6 +57,7 @@ class ConsumerAnswer(AnswerModel, kw_only=True):
     partition: str
     created: TimeText
     journals: list[str]
+    writes: list[str]
     lag: int
     error: str
     members: list[MemberAnswer]
@@ -72,6 +83,11 @@ class ConsumerReset(RequestModel, kw_only=True):
     offsets: dict[str, Number]
 
 
+WRITERS_MAX: Final = 200
+WRITERS_S: Final = 1.0
+"""Journals whose newest message is read to see which processor wrote it, and for how long at most."""
+
+
 def kind_of(name: str) -> str:
     """What a consumer of a name is."""
     return next((kind for prefix, kind in KINDS.items() if name.startswith(prefix)), "consumer")
@@ -91,10 +107,35 @@ async def list_consumers(call: ApiCall[None, ListQuery]) -> ConsumerList:
     found = {info.name: info for info in await call.store.consumers(call.query.prefix)}
     visible = [name for name in found if call.caller.may("read", "consumer", name)]
     page, following = page_of(visible, call.query)
-    return ConsumerList(consumers=[await _described(call, found[name]) for name in page], next=following)
+    written = await _written(call, page)
+    return ConsumerList(consumers=[await _described(call, found[name], written) for name in page], next=following)
 
 
-async def _described(call: ApiCall[Any, Any], info: ConsumerInfo) -> ConsumerAnswer:
+async def _written(call: ApiCall[Any, Any], names: Iterable[str]) -> dict[str, set[str]]:
+    """The journals that processors of graphs have written, by the consumer that each is."""
+    if not any(kind_of(name) == "processor" for name in names):
+        return {}
+    return await asyncio.to_thread(_writers, call.store.reader)
+
+
+def _writers(reader: JournalReader) -> dict[str, set[str]]:
+    """Who wrote the newest message of each journal, as far as it says so; of the first journals by name."""
+    found: dict[str, set[str]] = defaultdict(set)
+    deadline = time.monotonic() + WRITERS_S
+    for extent in reader.extents_listed(WRITERS_MAX):
+        if time.monotonic() > deadline:
+            break
+        newest = extent.next_offset - 1
+        with suppress(NotFound, Corrupt):
+            for number, batch in reader.committed(extent.name, max(newest, extent.first_offset), newest + 1):
+                for message in messages_of(batch, journal=extent.name, offset=number):
+                    said = provenance_of(message)
+                    if said is not None:
+                        found[f"graph/{said.processor}"].add(extent.name)
+    return found
+
+
+async def _described(call: ApiCall[Any, Any], info: ConsumerInfo, written: Mapping[str, set[str]]) -> ConsumerAnswer:
     lags = await call.store.consumer(info.name).lag()
     return ConsumerAnswer(
         name=info.name,
@@ -104,6 +145,7 @@ async def _described(call: ApiCall[Any, Any], info: ConsumerInfo) -> ConsumerAns
         partition=info.partition,
         created=time_text(info.created),
         journals=sorted(info.sources),
+        writes=sorted({*written.get(info.name, ()), *(name for shard in info.shards for name in shard.published)}),
         lag=sum(sum(lag.values()) for lag in lags.values()),
         error=next((shard.error for shard in info.shards if shard.error), ""),
         members=[
@@ -129,7 +171,8 @@ def _shard(shard: ShardInfo, lag: dict[str, int]) -> ShardAnswer:
 
 async def show_consumer(call: ApiCall[None, None]) -> ConsumerAnswer:
     """One consumer: its shards, its members, its lag."""
-    return await _described(call, await call.store.consumer(call.name).info())
+    info = await call.store.consumer(call.name).info()
+    return await _described(call, info, await _written(call, [call.name]))
 
 
 async def change_consumer(call: ApiCall[ConsumerChange, None]) -> ConsumerAnswer:

@@ -29,7 +29,9 @@ LOOK_S: Final = 5.0
 """How often the queues are surveyed."""
 
 LOOK_SHARE: Final = 100
-"""A survey that takes long, because there are many queues, is followed by a rest of so many times its length."""
+REST_MAX_S: Final = 10.0
+"""A survey that takes long, because there are many queues, is followed by a rest of so many times its length, up to so
+many seconds: later points would leave gaps."""
 
 QUEUES_MAX: Final = 500
 """Queues with curves of their own, those with most messages published first: their description takes the owner some
@@ -151,7 +153,7 @@ class Series:
                 await self.look()
             except DetentError as error:  # the curves get a gap, and the pages say what is wrong
                 logging.getLogger("detent.server").debug("no survey", extra={"reason": str(error)[:200]})
-            await asyncio.sleep(max(LOOK_S, LOOK_SHARE * (time.monotonic() - began)))
+            await asyncio.sleep(max(LOOK_S, min(REST_MAX_S, LOOK_SHARE * (time.monotonic() - began))))
 
     async def look(self) -> None:
         """One survey."""

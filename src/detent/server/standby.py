@@ -77,7 +77,9 @@ class Waiting:
 
     async def turn(self) -> None:
         """Return when this server may take the lease."""
+        clock = asyncio.get_running_loop().time
         while True:
+            began = clock()
             try:
                 sight = await asyncio.to_thread(self._claim.look)
             except DetentError as error:
@@ -86,7 +88,7 @@ class Waiting:
                 self._part.leader = leader_of(sight)
                 if sight.is_free or await self._is_gone(sight):
                     return
-            await asyncio.sleep(self._claim.look_s)
+            await asyncio.sleep(max(0.0, began + self._claim.look_s - clock()))
 
     async def _is_gone(self, sight: Sight) -> bool:
         """Whether the leader's port is closed, though it was open before and the leader has not said that it stops.

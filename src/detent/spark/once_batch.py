@@ -21,11 +21,9 @@ from detent.spark.batch_identity import QUERY_PROPERTY, RUN_PROPERTY, UNKNOWN, c
 from detent.spark.queue_outgoing import PublishRoom
 from detent.store import Store
 from detent.tables.marks import BatchKey
+from detent.tables.merge import BYTES_MAX, ROWS_MAX
+from detent.tables.options import COMPLETE
 from detent.transaction import Transaction
-
-ROWS_MAX: Final = 1_000_000
-BYTES_MAX: Final = 256 << 20
-"""Rows of one batch, and what they take, where they are brought to the driver."""
 
 _UTC: Final = pa.timestamp("us", tz="UTC")
 
@@ -179,8 +177,6 @@ def _answer(work: Callable[[Iterator[Any]], Any], batches: Iterator[Any]) -> Ite
 
 # -- the batch's query: a function of ``foreachBatch`` is told nothing of it, so Spark's own object is asked ----------
 
-APPEND, UPDATE, COMPLETE = "append", "update", "complete"
-
 _STATE_MARKS: Final = ("state info [", "StateStore")
 """What Spark's plans say of operators that keep state from batch to batch."""
 
@@ -222,21 +218,6 @@ def compute(batch: DataFrame) -> None:
     """Compute all of a batch, for the state that its query keeps: Spark fails a batch whose state was not written, also
     one that changes nothing in any sink because it is a replay."""
     batch.write.format("noop").mode("append").save()
-
-
-def check_mode(mode: str, merge_on: tuple[str, ...], write_mode: str | None, place: str) -> None:
-    """Refuse an output mode that would leave the wrong rows in a table: rows of update mode replace earlier ones, those
-    of complete mode all of them."""
-    if mode == UPDATE and not merge_on:
-        raise Invalid(
-            f"rows of a stream in update mode replace earlier ones, and {place} would get them as further rows: say "
-            'which columns name a row, with merge_on=["id"]'
-        )
-    if mode == COMPLETE and write_mode == APPEND:
-        raise Invalid(
-            f"a stream in complete mode writes its whole result with each batch, and {place} would get all rows again: "
-            'leave mode="append" out, and each batch replaces the rows'
-        )
 
 
 # -- rows for the driver ------------------------------------------------------------------------------------------

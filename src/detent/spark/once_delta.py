@@ -15,13 +15,14 @@ from pyspark.sql.types import StructType
 
 from detent.errors import Invalid
 from detent.spark.once_batch import ExternalSink, Select
-from detent.spark.once_table import TableOptions, TableSink
+from detent.spark.once_table import TableSink
 from detent.tables.delta import RETENTION, DeltaPlace, deltalake_module, properties
 from detent.tables.delta_evolution import fit_delta
 from detent.tables.delta_schema import check_partitions, check_writable, delta_schema
 from detent.tables.files import FilePlan, is_local
 from detent.tables.marks import TableMark
 from detent.tables.merge import merge_rows, sync_files
+from detent.tables.options import TableOptions
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -51,19 +52,22 @@ def to_delta(
     more than `compact_after` small files the driver compacts the table after a batch (0: never).
     """
     options = TableOptions.checked(
-        "to_delta",
         mode=mode,
         merge_on=merge_on,
         partition_by=partition_by,
-        select=select,
         storage_options=storage_options,
         evolve=evolve,
         sort_by=sort_by,
         file_bytes=file_bytes,
         compact_after=compact_after,
     )
+    return delta_sink(path, options, select)
+
+
+def delta_sink(path: str | os.PathLike[str], options: TableOptions, select: Select = None) -> ExternalSink:
+    """The same, of arguments that were checked."""
     deltalake_module()
-    return _ToDelta(DeltaPlace.at(path, options.storage), options)
+    return _ToDelta(DeltaPlace.at(path, options.storage), options, select)
 
 
 class _ToDelta(TableSink):
@@ -87,7 +91,7 @@ class _ToDelta(TableSink):
         return fit_delta(self._table, view, delta_schema(schema), evolve=self._options.evolve)
 
     def _merging(self, view: DeltaTable, rows: Any, plan: FilePlan) -> Any:  # noqa: ARG002
-        return partial(merge_rows, plan, rows, self._options.merge_on)
+        return partial(merge_rows, plan, rows, self._options.rule)
 
     def _stamp(self, mark: TableMark) -> Any:
         return properties(mark.versions())

@@ -11,11 +11,12 @@ from pyspark.sql.types import StructType
 
 from detent.errors import Invalid
 from detent.spark.once_batch import ExternalSink, MarkPlace, Select
-from detent.spark.once_table import TableOptions, TableSink
+from detent.spark.once_table import TableSink
 from detent.tables.catalogs import CatalogGiven, require_iceberg
 from detent.tables.files import FilePlan
 from detent.tables.iceberg_table import IcebergTable, IcebergView, Stamp, partitions_of
 from detent.tables.marks import TableMark
+from detent.tables.options import TableOptions
 
 
 def to_iceberg(
@@ -44,22 +45,31 @@ def to_iceberg(
     environment's.
     """
     options = TableOptions.checked(
-        "to_iceberg",
         mode=mode,
         merge_on=merge_on,
         partition_by=partition_by,
-        select=select,
         storage_options=storage_options,
         evolve=evolve,
         sort_by=sort_by,
         file_bytes=file_bytes,
         compact_after=compact_after,
     )
+    return iceberg_sink(table, catalog, location, options, select)
+
+
+def iceberg_sink(
+    table: str,
+    catalog: CatalogGiven,
+    location: str | os.PathLike[str] | None,
+    options: TableOptions,
+    select: Select = None,
+) -> ExternalSink:
+    """The same, of arguments that were checked."""
     require_iceberg()
     place = None if location is None else os.fspath(location)
     if place is not None and "://" not in place:
         place = str(Path(place).absolute())
-    return _ToIceberg(IcebergTable(table, catalog, place, options.storage), options)
+    return _ToIceberg(IcebergTable(table, catalog, place, options.storage), options, select)
 
 
 class _ToIceberg(TableSink):
@@ -87,9 +97,10 @@ class _ToIceberg(TableSink):
         return self._table.fit(view, iceberg_schema(schema), evolve=self._options.evolve)
 
     def _merging(self, view: IcebergView, rows: Any, plan: FilePlan) -> Any:  # noqa: ARG002
-        from detent.tables.iceberg_merge import merging
+        from detent.tables.iceberg_merge import Merging
 
-        return merging(self._table, plan, rows, self._options.merge_on)
+        how = {"folder": plan.folder, "sort_by": plan.sort_by, "target_bytes": plan.target_bytes}
+        return Merging(self._table, rows, self._options.rule, **how)
 
     def _stamp(self, mark: TableMark) -> Stamp:
         return Stamp(tuple(mark.versions()), {"detent.batch": str(mark.key)})

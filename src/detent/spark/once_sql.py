@@ -23,11 +23,9 @@ except ModuleNotFoundError as error:
 from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, Table, Text
 
 from detent.spark.once_batch import (
-    COMPLETE,
     ExternalSink,
     MarkPlace,
     Select,
-    check_mode,
     check_select,
     collect,
     output_mode,
@@ -37,7 +35,8 @@ from detent.sql.dialects import AUTOCOMMIT, DIALECTS, SQLITE
 from detent.sql.rows import raising, replacing
 from detent.sql.transactions import own_transaction, reaching
 from detent.tables.marks import BatchKey, is_done
-from detent.tables.merge import key_columns, one_row_a_key
+from detent.tables.merge import one_row_a_key
+from detent.tables.options import COMPLETE, MergeRule, check_mode, key_columns
 
 INSERT_ROWS: Final = 5_000
 """Rows of one insert."""
@@ -168,7 +167,7 @@ class _ToSql(ExternalSink):
             )
         statement = table.insert()
         if self._merge_on:
-            rows = one_row_a_key(rows, self._merge_on)
+            rows = one_row_a_key(rows, MergeRule(self._merge_on))
             _require_unique(connection, table, self._merge_on)
             statement = replacing(connection.dialect.name, table, self._merge_on, rows.column_names)
         for first in range(0, rows.num_rows, INSERT_ROWS):

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -19,14 +18,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from detent import crash
-from detent.errors import Conflict, Invalid, Unavailable
+from detent.errors import Conflict, Unavailable
 from detent.spark.once_batch import (
-    APPEND,
-    COMPLETE,
     ExternalSink,
     MarkPlace,
     Select,
-    check_mode,
     check_select,
     collect,
     in_tasks,
@@ -36,12 +32,12 @@ from detent.spark.once_batch import (
 from detent.tables import maintenance
 from detent.tables.files import FilePlan, WrittenFile, escaped, sweep_folder, write_files
 from detent.tables.marks import BatchKey, TableMark
-from detent.tables.merge import key_columns, one_row_a_key
+from detent.tables.merge import one_row_a_key
+from detent.tables.options import APPEND, COMPLETE, OVERWRITE, TableOptions
+from detent.tables.orphans import lost_files, require_named
 
 COMMIT_ATTEMPTS: Final = 5
 """How often a commit is tried that other writers of the table came before."""
-
-OVERWRITE: Final = "overwrite"
 
 LOOK_EVERY: Final = 10
 """Batches between two looks at how many small files a table has."""
@@ -49,62 +45,14 @@ LOOK_EVERY: Final = 10
 logger = logging.getLogger("detent.spark")
 
 
-@dataclass(frozen=True)
-class TableOptions:
-    """What the sinks of tables have in common."""
-
-    mode: str | None
-    merge_on: tuple[str, ...]
-    partition_by: tuple[str, ...]
-    select: Select
-    storage: Mapping[str, str]
-    evolve: bool
-    sort_by: tuple[str, ...]
-    file_bytes: int
-    compact_after: int
-
-    @classmethod
-    def checked(
-        cls,
-        what: str,
-        *,
-        mode: str | None,
-        merge_on: Iterable[str] | None,
-        partition_by: Iterable[str] | str | None,
-        select: Select,
-        storage_options: Mapping[str, str] | None,
-        evolve: bool,
-        sort_by: Iterable[str] | str | None,
-        file_bytes: int,
-        compact_after: int,
-    ) -> TableOptions:
-        """The arguments of a sink; `Invalid` for those that do not go together."""
-        keys = key_columns(merge_on)
-        if mode not in {None, APPEND, OVERWRITE}:
-            raise Invalid(f"the mode of {what} is append or overwrite, not {mode!r}")
-        if mode is not None and keys:
-            raise Invalid("merge_on says how rows come into the table: leave mode out")
-        if file_bytes < 0:
-            raise Invalid(f"file_bytes is how much becomes a file, before it is compressed, not {file_bytes}")
-        if compact_after < 0:
-            raise Invalid(f"compact_after is how many small files are too many, not {compact_after}")
-        check_select(select)
-        storage = {str(name): str(value) for name, value in (storage_options or {}).items()}
-        return cls(
-            mode, keys, _names(partition_by), select, storage, evolve, _names(sort_by), file_bytes, compact_after
-        )
-
-
-def _names(columns: Iterable[str] | str | None) -> tuple[str, ...]:
-    return (columns,) if isinstance(columns, str) else tuple(columns or ())
-
-
 class TableSink(ExternalSink):
     """A table. What is said below of one format only is said by a class for each."""
 
-    def __init__(self, table: Any, options: TableOptions) -> None:
+    def __init__(self, table: Any, options: TableOptions, select: Select) -> None:
+        check_select(select)
         self._table = table
         self._options = options
+        self._select = select
         self._swept: str | None = None
         """The run whose first batch has been swept."""
         self._batches = 0
@@ -119,7 +67,7 @@ class TableSink(ExternalSink):
         return MarkPlace(str(self._table))
 
     def check_mode(self, mode: str) -> None:
-        check_mode(mode, self._options.merge_on, self._options.mode, str(self._table))
+        self._options.check_mode(mode, str(self._table))
 
     # -- what a format says ---------------------------------------------------------------------------------------
 
@@ -151,7 +99,7 @@ class TableSink(ExternalSink):
     # -- a batch --------------------------------------------------------------------------------------------------
 
     def write(self, batch: DataFrame, key: BatchKey) -> None:
-        rows = selected(batch, self._options.select)
+        rows = selected(batch, self._select)
         view, mark = self._open(rows.schema), TableMark(key, str(self._table))
         is_new = not mark.is_in(view)
         if is_new:
@@ -197,21 +145,34 @@ class TableSink(ExternalSink):
         answers = in_tasks(rows, partial(_written, plan))
         files = [file for _, written in answers for file in written]
         if files or mode != APPEND:
-            done = self._commit(view, self._table.adding(view, files, mode), mark)
+            done = self._commit(view, self._table.adding(view, files, mode), mark, partial(self._check, plan, files))
             if done is not None:
+                require_named(plan.files, files, str(self._table))
                 was_repeated = any(attempt for attempt, _ in answers)
                 self._sweep(plan, mark.key, {file.path for file in files}, is_needed=was_repeated)
 
+    def _check(self, plan: FilePlan, files: list[WrittenFile]) -> None:
+        """`Conflict` if files of a batch that stood still for long were deleted."""
+        lost = lost_files(plan.files, files)
+        if lost:
+            raise Conflict(
+                f"files of this batch were deleted before it was committed to {self._table}, such as {lost[0]}: the "
+                "query stood still for longer than a vacuum waits. Start it again: the batch is then written anew"
+            )
+
     def _merge(self, view: Any, rows: DataFrame, plan: FilePlan, mark: TableMark) -> None:
-        found = one_row_a_key(collect(rows), self._options.merge_on)
+        found = one_row_a_key(collect(rows), self._options.rule)
         if found.num_rows:
             self._commit(view, self._merging(view, found, plan), mark)
 
-    def _commit(self, view: Any, change: Any, mark: TableMark) -> Any:
+    def _commit(self, view: Any, change: Any, mark: TableMark, check: Callable[[], None] = lambda: None) -> Any:
         """Where another driver of the query was faster, no commit names our files; None then."""
 
         def look(seen: Any) -> Any:
-            return None if mark.is_in(seen) else self._stamp(mark)
+            if mark.is_in(seen):
+                return None
+            check()
+            return self._stamp(mark)
 
         crash.point("spark.once.table_before_commit")
         done = self._table.commit(look, change, COMMIT_ATTEMPTS, view)

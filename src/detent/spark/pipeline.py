@@ -19,7 +19,6 @@ from detent.errors import Exists, Invalid, NotFound
 from detent.runtime.target import refuse_while_loading
 from detent.spark.pipeline_stream import (
     Custom,
-    Delta,
     JournalEnd,
     Output,
     QueueEnd,
@@ -28,15 +27,18 @@ from detent.spark.pipeline_stream import (
     Source,
     Stream,
     StreamSettings,
+    TableEnd,
     Write,
     check_part,
     inputs_of,
     outputs_of,
 )
+from detent.tables.options import TableOptions
 
 if TYPE_CHECKING:
     from detent.durations import Duration
     from detent.spark.stream_state import Summary
+    from detent.tables.catalogs import CatalogGiven
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -136,8 +138,14 @@ class Pipeline:
         *,
         read: Read,
         path: str | Path,
+        catalog: CatalogGiven | None = None,
+        location: str | Path | None = None,
         merge_on: list[str] | None = None,
-        partition_by: list[str] | None = None,
+        partition_by: list[str] | str | None = None,
+        evolve: bool = False,
+        sort_by: list[str] | str | None = None,
+        file_bytes: int = 0,
+        compact_after: int = 0,
         storage_options: Mapping[str, str] | None = None,
         name: str | None = None,
         json: Schema | None = None,
@@ -147,17 +155,30 @@ class Pipeline:
         max_messages: int | None = None,
         fail_on_loss: bool = True,
     ) -> Callable[[Function], Function]:
-        """Declare a stream into a Delta table: the rows that the function answers are appended, each batch once.
+        """Declare a stream into a table: the rows that the function answers are appended, each batch once.
+
+        `path` is the folder or URL of a Delta table. With `catalog`, a URL such as ``https://catalog:8181`` or
+        ``sqlite:////data/catalog.db``, it is the name of an Iceberg table, such as ``"lake.paid"``, which is made at
+        `location` unless the catalog chooses a place.
 
         With `merge_on`, columns such as ``["id"]``, a row replaces the one with the same key, if there is one. Rows of
-        ``mode="update"`` need that; with ``mode="complete"`` each batch replaces the table. `storage_options` say how
-        to reach a table on an object store, instead of those of the pipeline.
+        ``mode="update"`` need that; with ``mode="complete"`` each batch replaces the table. `partition_by`, `evolve`,
+        `sort_by`, `file_bytes` and `compact_after` are those of :func:`detent.spark.to_delta`. `storage_options` say
+        how to reach a table on an object store, instead of those of the pipeline.
 
         The other arguments are those of :meth:`stream`.
         """
         settings = StreamSettings.of(start, mode, every, max_messages, fail_on_loss)
-        storage = self.storage_options if storage_options is None else storage_options
-        sink = Delta.at(path, partition_by, merge_on, storage)
+        options = TableOptions.checked(
+            merge_on=merge_on,
+            partition_by=partition_by,
+            storage_options=self.storage_options if storage_options is None else storage_options,
+            evolve=evolve,
+            sort_by=sort_by,
+            file_bytes=file_bytes,
+            compact_after=compact_after,
+        )
+        sink = TableEnd.at(path, options, catalog, location)
 
         def declare(function: Function) -> Function:
             self._add(function, name, read, (sink,), json, settings)
@@ -307,10 +328,10 @@ def as_mermaid(pipeline: Pipeline) -> str:
 
 
 def _shape(end: Source | Output) -> str:
-    text = _quoted(end.path if isinstance(end, Delta) else str(end) if isinstance(end, Custom) else end.name)
+    text = _quoted(end.path if isinstance(end, TableEnd) else str(end) if isinstance(end, Custom) else end.name)
     if isinstance(end, QueueEnd):
         return f"[/{text}/]"
-    return f"[({text})]" if isinstance(end, Delta) else f"[{text}]"
+    return f"[({text})]" if isinstance(end, TableEnd) else f"[{text}]"
 
 
 def _quoted(text: str) -> str:
@@ -337,6 +358,6 @@ def as_json(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _end(end: Source | Output) -> dict[str, str]:
-    if isinstance(end, Delta):
-        return {"kind": end.kind, "path": end.path}
+    if isinstance(end, TableEnd):
+        return {"kind": end.kind, "path" if end.catalog is None else "name": end.path}
     return {"kind": end.kind, "name": str(end) if isinstance(end, Custom) else end.name}

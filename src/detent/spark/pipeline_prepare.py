@@ -7,12 +7,11 @@ import hashlib
 import shlex
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from detent.errors import Denied, Fenced, NotFound
 from detent.ledger.operations import StreamDescription
 from detent.spark.pipeline import journals_read, journals_written, queues_used
-from detent.spark.pipeline_stream import Custom, Delta, JournalEnd, Output, QueueEnd, Source, Stream
+from detent.spark.pipeline_stream import Custom, JournalEnd, Output, QueueEnd, Source, Stream, TableEnd
 from detent.store import Store
 
 
@@ -138,8 +137,9 @@ def places_written(store: Store, stream: Stream) -> Ends:
 
 
 def _place(one: Source | Output) -> str:
-    if isinstance(one, Delta):
-        return f"table {one.path if '://' in one.path else Path(one.path).absolute()}"
+    if isinstance(one, TableEnd):
+        is_path = one.catalog is None and "://" not in one.path
+        return f"table {Path(one.path).absolute() if is_path else one.path}"
     if isinstance(one, Custom):
         return f"sink {getattr(one.sink, 'place', None) or one}"
     return f"journal {one}" if isinstance(one, JournalEnd) else str(one)
@@ -151,13 +151,13 @@ def _number(store: Store, one: Source | Output) -> int:
         return store.queue(one.name).info().number
     if isinstance(one, JournalEnd):
         return 0 if one.is_pattern else store.reader.number(one.name) or 0
-    return _number_of_sink(one.sink) if isinstance(one, Custom) else 0
+    if isinstance(one, TableEnd):
+        return _digest(None if one.catalog is None else repr(one.catalog))
+    return _digest(getattr(getattr(one.sink, "place", None), "within", None))
 
 
-def _number_of_sink(sink: Any) -> int:
-    """A sink's database may have a password in its URL, so a digest of it is kept."""
-    place = getattr(sink, "place", None)
-    within = getattr(place, "within", None)
+def _digest(within: object) -> int:
+    """What a sink's database or catalog is kept as, whose URL may have a password; 0 for none."""
     if not isinstance(within, str):
         return 0
     return int.from_bytes(hashlib.blake2b(within.encode(), digest_size=8).digest(), "big") >> 2

@@ -14,6 +14,7 @@ from detent.durations import Duration, milliseconds
 from detent.errors import Invalid
 from detent.names import check_name
 from detent.spark.places import EARLIEST, OffsetPlaces
+from detent.tables.options import TableOptions
 
 MESSAGES_MAX: Final = 1_000_000
 """A batch is this long unless told: enough to keep Spark busy, and what a replay repeats after a crash."""
@@ -81,45 +82,39 @@ class QueueEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """A Delta table."""
-
-    kind: ClassVar = "delta"
+class TableEnd:
+    """A Delta table by its path, or with a catalog an Iceberg table by its name."""
 
     path: str
-    partition_by: tuple[str, ...] = ()
-    merge_on: tuple[str, ...] = ()
-    storage: tuple[tuple[str, str], ...] = field(default=(), repr=False, compare=False)
-    """How its object store is reached; there may be secrets among it."""
+    options: TableOptions = field(default_factory=TableOptions)
+    catalog: Any = field(default=None, repr=False, compare=False)
+    """A URL, a name, or a dictionary of properties; there may be a password in it."""
+
+    location: str | None = None
+    """The folder or the URL of an Iceberg table, unless its catalog chooses one."""
 
     @classmethod
     def at(
-        cls,
-        path: str | Path,
-        partition_by: list[str] | None,
-        merge_on: list[str] | None = None,
-        storage_options: Mapping[str, str] | None = None,
-    ) -> Delta:
-        """A table by its path, checked."""
+        cls, path: str | Path, options: TableOptions, catalog: Any = None, location: str | Path | None = None
+    ) -> TableEnd:
+        """A table, checked."""
         text = str(path)
         if not text.strip():
             raise Invalid('a table has a path, for example "./tables/paid" or "s3://bucket/paid"')
-        if isinstance(partition_by, str) or not all(isinstance(column, str) for column in partition_by or []):
-            raise Invalid(f'partition_by is a list of columns such as ["day"], not {partition_by!r}')
-        if isinstance(merge_on, str) or not all(isinstance(column, str) for column in merge_on or []):
-            raise Invalid(f'merge_on is a list of the columns that name a row, such as ["id"], not {merge_on!r}')
-        storage = dict(storage_options or {})
-        if not all(isinstance(part, str) for entry in storage.items() for part in entry):
-            raise Invalid('storage_options are names and texts, such as {"aws_region": "eu-central-1"}')
-        return cls(text, tuple(partition_by or []), tuple(merge_on or []), tuple(storage.items()))
+        if catalog is None and location is not None:
+            raise Invalid("location is for Iceberg tables, which have a catalog; path says where a Delta table is")
+        if catalog is not None and not all(text.rpartition(".")[::2]):
+            raise Invalid(f"an Iceberg table is named with its namespace, such as lake.paid, and not {text!r}")
+        return cls(text, options, catalog, None if location is None else str(location))
+
+    @property
+    def kind(self) -> str:
+        """The format."""
+        return "delta" if self.catalog is None else "iceberg"
 
     def check_mode(self, mode: str) -> None:
         """Refuse update mode, whose rows replace earlier ones, unless it is said which ones."""
-        if mode == "update" and not self.merge_on:
-            raise Invalid(
-                f"rows in update mode replace earlier ones, and {self} would get them as further rows: say which "
-                'columns name a row, with merge_on=["id"]'
-            )
+        self.options.check_mode(mode, str(self))
 
     @property
     def label(self) -> str:
@@ -149,7 +144,7 @@ class Custom:
 
 
 Source = JournalEnd | QueueEnd
-Output = JournalEnd | QueueEnd | Delta | Custom
+Output = JournalEnd | QueueEnd | TableEnd | Custom
 Read = str | QueueEnd | list[str | QueueEnd] | Mapping[str, str | QueueEnd | list[str]]
 Write = Any
 """A journal's name, a queue, a sink, or a list of them. The class of sinks cannot be named here without Spark."""
@@ -397,7 +392,7 @@ def _check_mode(name: str, mode: str, output: Output) -> None:
                 'batch: what is in a store only grows; use mode="update" or "append"'
             )
         return
-    check = output.check_mode if isinstance(output, Delta) else getattr(output.sink, "check_mode", None)
+    check = output.check_mode if isinstance(output, TableEnd) else getattr(output.sink, "check_mode", None)
     if check is not None:
         check(mode)
 
@@ -418,7 +413,7 @@ def _output(write: Any) -> Output:
     if isinstance(write, str):
         check_name(write, "journal")
         return JournalEnd(write)
-    if isinstance(write, QueueEnd | Delta):
+    if isinstance(write, QueueEnd | TableEnd):
         return write
     if any(callable(getattr(write, method, None)) for method in ("write", "stage")):  # what sinks of `once` can do
         return Custom(write)

@@ -14,10 +14,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from detent.spark.once_batch import EngineSink, ExternalSink, MarkPlace, Share
-from detent.spark.once_delta import to_delta
+from detent.spark.once_delta import delta_sink
 from detent.spark.once_engine import to_journal, to_queue
+from detent.spark.once_iceberg import iceberg_sink
 from detent.spark.once_writing import Sink, once
-from detent.spark.pipeline_stream import Custom, Delta, JournalEnd, Output, QueueEnd, Stream
+from detent.spark.pipeline_stream import Custom, JournalEnd, Output, QueueEnd, Stream, TableEnd
 from detent.spark.store_place import StorePlace
 from detent.spark.stream_frames import (
     Frames,
@@ -139,13 +140,17 @@ def _sink(stream: Stream, output: Output) -> Sink:
         return to_journal(output.name, select=_then(partial(messages_of, into_queues=_into_queues(stream))))
     if isinstance(output, QueueEnd):
         return to_queue(output.name, select=_then(published_of))
-    if isinstance(output, Delta):
-        keys, columns = list(output.merge_on) or None, list(output.partition_by) or None
-        storage = dict(output.storage) or None
-        return _External(to_delta(output.path, merge_on=keys, partition_by=columns, storage_options=storage))
+    if isinstance(output, TableEnd):
+        return _External(_table_sink(output))
     assert isinstance(output, Custom)
     inner = output.sink
     return _StoreResult(inner) if isinstance(inner, EngineSink) else _External(inner)
+
+
+def _table_sink(table: TableEnd) -> ExternalSink:
+    if table.catalog is None:
+        return delta_sink(table.path, table.options)
+    return iceberg_sink(table.path, table.catalog, table.location, table.options)
 
 
 def _then(shape: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:

@@ -11,6 +11,8 @@ knows Spark's types by what they say of themselves, and imports neither Spark no
     delta_log.py         its log on the disk: many transaction ids at a time, synced
     delta_schema.py      which columns it can hold, and whether rows fit
     delta_evolution.py   its columns follow the rows: added, and made wider
+    widening.py          types that hold the values of others
+    options.py           what a sink of a table can be told, checked without a library
     scans.py             tables of both formats, read by tasks: which files, and the rows of each
     iceberg_merge.py     rows that replace those of the same key in an Iceberg table
     maintenance.py       small files become large ones, and what no reader needs is deleted

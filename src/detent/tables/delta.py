@@ -21,10 +21,10 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from detent.errors import Invalid, Unavailable
+from detent.errors import Conflict, Invalid, Unavailable
 from detent.extras import install_command
 from detent.tables.delta_log import known_applications, sync_log
-from detent.tables.delta_schema import check_columns, required_columns
+from detent.tables.delta_schema import required_columns
 from detent.tables.files import FilePlan, WrittenFile, is_local, schema_bytes
 
 if TYPE_CHECKING:
@@ -121,34 +121,19 @@ class DeltaPlace:
         partitions = tuple(view.metadata().partition_columns)
         return FilePlan(self.uri, dict(self.storage), schema, partitions, required_columns(view), **how)
 
-    def adding(self, view: DeltaTable, files: Sequence[WrittenFile], mode: str = "append") -> Change:  # noqa: ARG002
-        """The change that brings files of tasks into the table, beside what is there or (``overwrite``) in its
-        place."""
-        return adding([add_of_task(file) for file in files], mode)
+    def adding(self, view: DeltaTable, files: Sequence[WrittenFile], mode: str = "append") -> Change:
+        """The change that brings files of tasks into the table, beside what is there or (``overwrite``) in its place.
+        `Conflict` if the table got other types than those of the view by which the files were written: other readers
+        could not read them."""
+        bring = adding([add_of_task(file) for file in files], mode)
+        types = column_types(view)
 
-    def widen(self, table: DeltaTable, wanted: Any, attempts: int) -> None:
-        """Give the table the columns of a schema that it lacks; `Invalid` if it has others of these names."""
-        delta = deltalake_module()
-        for _ in range(attempts):
-            have = json.loads(table.schema().to_json())["fields"]
-            rows = json.loads(wanted.to_json())["fields"]
-            names = {field["name"].lower() for field in have}
-            new = [field for field in rows if field["name"].lower() not in names]
-            missing = [field for field in have if field["name"] not in {row["name"] for row in rows}]
-            check_columns(have + new, rows + missing, self.uri)
-            if not new:
-                return
-            fields = [delta.Field.from_json(json.dumps(field)) for field in new]
-            try:
-                since = table.version()
-                table.alter.add_columns(fields)
-                self.sync(since)
-            except delta.exceptions.DeltaError as error:
-                failure = error  # another pipeline may have added it
-            else:
-                return
-            table = self.open()
-        raise Unavailable(f"columns could not be added to the Delta table {self.uri}") from failure
+        def change(table: DeltaTable, properties: Any) -> None:
+            if files and types.items() - column_types(table).items():
+                raise Conflict(f"the types of {self} were changed while the files of this commit were written")
+            bring(table, properties)
+
+        return change
 
     def known(self, table: DeltaTable, applications: Collection[str]) -> frozenset[str]:
         """Which of many applications have a mark in a view of the table."""
@@ -175,6 +160,12 @@ def deltalake_module() -> ModuleType:
 def id_of(table: DeltaTable | None) -> str | None:
     """What tells a table from every other that could stand in its place; None if there is none."""
     return None if table is None else str(table.metadata().id)
+
+
+def column_types(table: DeltaTable) -> dict[str, str]:
+    """The types of a table's columns, as text."""
+    fields = json.loads(table.schema().to_json())["fields"]
+    return {field["name"]: json.dumps(field["type"], sort_keys=True) for field in fields}
 
 
 def remembered_s(table: DeltaTable) -> float:

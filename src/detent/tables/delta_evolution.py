@@ -8,7 +8,6 @@ driver, as large as the table, and done once for each column that was too narrow
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -17,23 +16,23 @@ from detent.errors import Unavailable
 from detent.tables.delta import DeltaPlace, add_of_task, deltalake_module
 from detent.tables.delta_schema import check_columns
 from detent.tables.files import FilePlan, schema_bytes, write_files
+from detent.tables.widening import wider
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 ATTEMPTS: Final = 5
-_WHOLE: Final = ("byte", "short", "integer", "long")
-_REAL: Final = ("float", "double")
-_DECIMAL: Final = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 Field = dict[str, Any]
 
 
-def fit_delta(place: DeltaPlace, view: DeltaTable, wanted: Any, *, evolve: bool) -> DeltaTable:
+def fit_delta(
+    place: DeltaPlace, view: DeltaTable, wanted: Any, *, evolve: bool, attempts: int = ATTEMPTS
+) -> DeltaTable:
     """A view of the table that holds rows of a schema; `Invalid` if they do not fit. With `evolve` the table gets what
     it lacks, and rows may lack what it has."""
     rows: list[Field] = json.loads(wanted.to_json())["fields"]
-    for _ in range(ATTEMPTS):
+    for _ in range(attempts):
         have: list[Field] = json.loads(view.schema().to_json())["fields"]
         if not evolve:
             check_columns(have, rows, place.uri)
@@ -54,27 +53,15 @@ def fit_delta(place: DeltaPlace, view: DeltaTable, wanted: Any, *, evolve: bool)
 def _evolved(have: list[Field], rows: list[Field], uri: str) -> list[Field]:
     """The columns that hold both the table's values and the rows'."""
     given = {field["name"]: field for field in rows}
-    fields = [{**one, "type": _wider(one["type"], given.get(one["name"], one)["type"], one["type"])} for one in have]
+    fields = [{**one, "type": wider(one["type"], given.get(one["name"], one)["type"]) or one["type"]} for one in have]
     there = {one["name"].lower() for one in have}
     fields += [one for one in rows if one["name"].lower() not in there]
     types = {one["name"]: one["type"] for one in fields}
     # What rows are narrower in is cast by tasks; all else has to be the same.
-    seen = [{**one, "type": _wider(types.get(one["name"], one["type"]), one["type"], one["type"])} for one in rows]
+    seen = [{**one, "type": wider(types.get(one["name"], one["type"]), one["type"]) or one["type"]} for one in rows]
     missing = [one for one in fields if one["name"] not in given]
     check_columns(fields, seen + missing, uri)
     return fields
-
-
-def _wider(one: Any, other: Any, otherwise: Any) -> Any:
-    """The type that holds the values of two; another one if neither does."""
-    for order in (_WHOLE, _REAL):
-        if one in order and other in order:
-            return max(one, other, key=order.index)
-    if isinstance(one, str) and isinstance(other, str):
-        mine, theirs = _DECIMAL.fullmatch(one), _DECIMAL.fullmatch(other)
-        if mine and theirs and mine[2] == theirs[2]:
-            return one if int(mine[1]) >= int(theirs[1]) else other
-    return otherwise
 
 
 def _change(place: DeltaPlace, view: DeltaTable, have: list[Field], fields: list[Field]) -> None:

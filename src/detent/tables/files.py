@@ -120,6 +120,9 @@ class WrittenFile(NamedTuple):
     footer: bytes = b""
     """As Parquet has it, if the plan asks for it."""
 
+    memory: int = 0
+    """What its rows take in memory, before they are packed."""
+
 
 def is_local(uri: str) -> bool:
     """Whether a table is a folder."""
@@ -253,6 +256,7 @@ def _write(plan: FilePlan, table: Any, values: Values) -> WrittenFile:
         time.time_ns() // 1_000_000,
         json.dumps(statistics(table, collected[0])),
         _footer(collected[0]) if plan.tells_footer else b"",
+        table.nbytes,
     )
 
 

@@ -169,7 +169,7 @@ class IcebergPlace:
         table = self._open_or_create(wanted)
         self._check_ours(table)
         check(table)
-        is_lacking = lacks_columns(table.schema(), wanted, self.name)
+        is_lacking = lacks_columns(table.schema(), wanted, self.name, widens=True)
         properties = {SOURCE_PROPERTY: self._source}
         if table.name_mapping() is None:  # Spark's files know columns by their names only
             properties["schema.name-mapping.default"] = table.schema().name_mapping.model_dump_json()

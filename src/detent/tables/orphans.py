@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from detent.engine import OwnerTime
+from detent.errors import Corrupt
+
+if TYPE_CHECKING:
+    from detent.kv.wholefiles import WholeFiles
+    from detent.tables.files import WrittenFile
 
 DATA_FOLDER: Final = "data"
 """The folder of a table in which the folders of batches are."""
@@ -19,6 +25,10 @@ BATCH: Final = re.compile(r"[0-9a-f]{32}-\d+")
 
 BATCH_FILE: Final = re.compile(rf".*/{DATA_FOLDER}/({BATCH.pattern})/")
 """The batch of a file, in its path or URL: the last such folder, because a table may itself be in one named alike."""
+
+LOOK_S: Final = 12 * 3600.0
+"""Files that were written longer ago are looked for before they are committed. What no commit names is deleted when it
+is a day old, at the earliest (`detent.tables.maintenance.FLOOR_S`)."""
 
 _steady: Final = OwnerTime()
 
@@ -51,3 +61,23 @@ def old_files(folder: Path, endings: tuple[str, ...], limit: float) -> list[str]
                 if entry.name.endswith(endings) and entry.stat().st_mtime < limit:
                     found.append(entry.name)
     return found
+
+
+def lost_files(where: WholeFiles, files: Sequence[WrittenFile], *, is_looked: bool = False) -> list[str]:
+    """Those files of a batch that are not there any more, as they were written. Unless `is_looked`, young ones are not
+    looked for: a batch only loses files when its process stands still for longer than a vacuum waits."""
+    oldest_ms = min((file.modification_time for file in files), default=0)
+    if not is_looked and sweeping_time_s() - oldest_ms / 1000 <= LOOK_S:
+        return []
+    return [file.path for file in files if where.size(file.path) != file.size]
+
+
+def require_named(where: WholeFiles, files: Sequence[WrittenFile], table: str) -> None:
+    """`Corrupt` if files of a commit that was just made were deleted since they were looked for."""
+    lost = lost_files(where, files)
+    if lost:
+        raise Corrupt(
+            f"{table} names files that were deleted while they were committed, such as {lost[0]}: this process stood "
+            "still for longer than a vacuum waits. Restore the table to the version before that commit, and bring the "
+            "rows in again"
+        )

@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
-from typing import Final, Literal
+from typing import Final
 
 from detent.errors import Denied
 from detent.server.access import UNCHECKED, UNKNOWN, Caller
@@ -55,14 +55,6 @@ class TooManyTries(Denied):
     """Wrong tokens came from one address, one after another."""
 
 
-@dataclass(slots=True)
-class Notice:
-    """What became of a change, for the next page."""
-
-    text: str
-    kind: Literal["done", "refused"] = "done"
-
-
 @dataclass(slots=True, eq=False)
 class Session:
     """One browser that has logged in, or any browser of a console without keys."""
@@ -73,7 +65,8 @@ class Session:
     used_s: float
     named: bool = True
     """Whether it came with a key, and can log out."""
-    notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=NOTICES_MAX))
+    notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES_MAX))
+    """What became of changes, for the next page."""
     done: OrderedDict[str, str] = field(default_factory=OrderedDict)
     """Forms that were sent, by the token that each has, and the page that followed."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)

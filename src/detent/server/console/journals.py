@@ -107,6 +107,7 @@ async def show_entry(visit: Visit) -> Response:
         message=message,
         content=content_of(data, visit.query.get("view", "")),
         key=None if message.key is None else body_bytes(message.key),
+        journey=await visit.ask("GET", "/v1/journals/{journal}/journey", name, query={"offset": number}),
     )
 
 

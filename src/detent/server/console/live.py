@@ -11,14 +11,18 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from detent.errors import DetentError, Unavailable
 from detent.queue import surveying
+from detent.server.access import EVERYTHING, Grant, Kind
 from detent.server.console.entrance import Entrance, Session
 from detent.server.console.visit import HEADERS
 from detent.server.http import HttpRequest, Response
 from detent.server.route import patterns_of
+from detent.shard import operations as shards
 
 if TYPE_CHECKING:
     from detent.store import AsyncStore
@@ -26,17 +30,32 @@ if TYPE_CHECKING:
 LOOK_S: Final = 1.0
 """How often the store is looked at while a page listens."""
 
-LOOK_SHARE: Final = 50
-"""A look that takes long, because there are many queues, is followed by a rest of so many times its length."""
+LOOK_SHARE: Final = 20
+REST_MAX_S: Final = 5.0
+"""A look that takes long, because there are many queues, is followed by a rest of so many times its length, up to so
+many seconds: what needs attention is on a page within ten."""
 
 PING_S: Final = 10.0
 """How often a stream that has nothing to say says so, and its session is looked at: within this time a key that is
 revoked ends its streams."""
 
+KINDS: Final[tuple[Kind, ...]] = ("queue", "journal", "consumer")
+
+LOOKED_MAX: Final = 1_000
+"""Journals and consumers that a look sees, of each kind the first by name."""
+
 STREAMS_MAX: Final = 100
 """Streams at once. A page that gets none asks for its part every few seconds."""
 
 logger = logging.getLogger("detent.server.console")
+
+
+class Patterns(NamedTuple):
+    """The names that a visitor may see, of each kind."""
+
+    queues: tuple[str, ...]
+    journals: tuple[str, ...]
+    consumers: tuple[str, ...]
 
 
 class _Look:
@@ -54,7 +73,7 @@ class Bell:
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
-        self._looks: dict[tuple[str, ...], _Look] = {}
+        self._looks: dict[Patterns, _Look] = {}
         self._streams = 0
         self._closing = asyncio.Event()
 
@@ -78,7 +97,7 @@ class Bell:
         return Response(self._stream(request, entrance, session), type="text/event-stream", headers=headers)
 
     async def _stream(self, request: HttpRequest, entrance: Entrance, session: Session) -> AsyncIterator[bytes]:
-        patterns = tuple(patterns_of(session.caller, "queue"))
+        patterns = Patterns(*(tuple(patterns_of(session.caller, kind)) for kind in KINDS))
         gone = asyncio.create_task(request.disconnected())
         self._streams += 1
         look = self._join(patterns)
@@ -98,7 +117,7 @@ class Bell:
             self._streams -= 1
             self._leave(patterns, look)
 
-    def _join(self, patterns: tuple[str, ...]) -> _Look:
+    def _join(self, patterns: Patterns) -> _Look:
         look = self._looks.get(patterns)
         if look is None:
             look = self._looks[patterns] = _Look()
@@ -106,14 +125,14 @@ class Bell:
         look.listeners += 1
         return look
 
-    def _leave(self, patterns: tuple[str, ...], look: _Look) -> None:
+    def _leave(self, patterns: Patterns, look: _Look) -> None:
         look.listeners -= 1
         if look.listeners == 0:
             del self._looks[patterns]
             if look.task is not None:
                 look.task.cancel()
 
-    async def _watch(self, look: _Look, patterns: tuple[str, ...]) -> None:
+    async def _watch(self, look: _Look, patterns: Patterns) -> None:
         """Look again and again, for as long as a page listens."""
         before: Any = None
         while True:
@@ -127,9 +146,32 @@ class Bell:
                     look.changes += 1
                     look.changed.notify_all()
             before = now
-            await asyncio.sleep(max(LOOK_S, LOOK_SHARE * (time.monotonic() - began)))
+            await asyncio.sleep(max(LOOK_S, min(REST_MAX_S, LOOK_SHARE * (time.monotonic() - began))))
 
-    async def _seen(self, patterns: tuple[str, ...]) -> Any:
-        asked = surveying.SurveyQueues(patterns=list(patterns), limit=0)
-        found: surveying.QueueSurvey = (await self._store.commit([asked]))[0]
-        return found.totals, found.unmatched
+    async def _seen(self, patterns: Patterns) -> Any:
+        """What visitors with these patterns would see change: the counts of queues, how far journals are, and how far
+        consumers."""
+        asked = [
+            surveying.SurveyQueues(patterns=list(patterns.queues), limit=0),
+            shards.DescribeConsumers(limit=LOOKED_MAX),
+        ]
+        found, consumers = await self._store.commit(asked)
+        journals = await asyncio.to_thread(self._store.reader.extents_listed, LOOKED_MAX)
+        return (
+            found.totals,
+            found.unmatched,
+            [(one.name, one.next_offset, one.first_offset) for one in journals
+             if _matches(one.name, patterns.journals)],
+            [(one.name, one.paused, one.states) for one in map(_without_leases, consumers.consumers)
+             if _matches(one.name, patterns.consumers)],
+        )  # fmt: skip
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(pattern == EVERYTHING or Grant("read", "*", pattern).allows("read", "*", name) for pattern in patterns)
+
+
+def _without_leases(one: shards.ConsumerDescription) -> shards.ConsumerDescription:
+    """A consumer as it is between two changes: what is left of a lease is another number at each look."""
+    states = [msgspec.structs.replace(state, lease_ms=0) for state in one.states]
+    return msgspec.structs.replace(one, states=states)

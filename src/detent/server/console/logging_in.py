@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from typing import Final
+from urllib.parse import unquote
 
 from detent.errors import Denied, NotFound
 from detent.server.app import FOREIGN_SITES
@@ -78,9 +79,9 @@ async def _log_in(console: Console, request: HttpRequest) -> Response:
 def inside(console: Console, address: str) -> str:
     """An address, if it is one of the console's; else its first page."""
     path = console.links()
-    if address.startswith(path) and _INSIDE.fullmatch(address[len(path) :]):
-        return address
-    return path
+    below = address[len(path) :]
+    climbs = any(unquote(segment) in {".", ".."} for segment in below.partition("?")[0].split("/"))
+    return address if address.startswith(path) and _INSIDE.fullmatch(below) and not climbs else path
 
 
 def _go(page: str, cookie: str = "") -> Response:

@@ -59,7 +59,7 @@ class ConsolePart:
         place: str,
         trouble: Callable[[], str] = str,
     ) -> None:
-        self._console = Console(api, store, entrance, Links(entrance.path), place, trouble)
+        self._console = Console(api, entrance, Links(entrance.path), place, trouble)
         self._path = entrance.path.encode()
         self._entrance = entrance
         self._bell = Bell(store)
@@ -175,10 +175,12 @@ def status_of(error: DetentError) -> int:
 
 
 def _line(visit: Visit, form: Form, outcome: str) -> dict[str, object]:
-    """What the log says of a change: who asked for what, and what became of it; nothing of what a message holds."""
+    """What the log says of a change: who asked for what, and what became of it, with how many messages;
+    nothing of what a message holds."""
     return {
         "caller": visit.session.caller.name,
         "change": "/".join(visit.request.path.split("/")[2:])[:200],
         "about": form.text("about")[:200],
         "outcome": outcome,
+        "said": visit.said,
     }

@@ -48,7 +48,7 @@ class Links:
     def __call__(self, *segments: str | int, **query: object) -> str:
         """An address; fields of the query that are empty are left out."""
         tail = "".join(f"/{quote(str(segment), safe='')}" for segment in segments)
-        fields = {name.rstrip("_"): value for name, value in query.items() if value not in {None, ""}}
+        fields = {name: value for name, value in query.items() if value not in {None, ""}}
         return f"{self._path}{tail}{'?' if fields else ''}{urlencode(fields)}"
 
 

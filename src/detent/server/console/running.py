@@ -55,7 +55,7 @@ async def show_graph(visit: Visit) -> Response:
     nodes = [
         drawing.Processor(
             one.name.rpartition("/")[2], one.state, one.lag, one.journals,
-            sorted({journal for shard in one.shards for journal in shard.published}),
+            one.writes,
             visit.link("running", one.name),
         )
         for one in found.consumers

@@ -13,7 +13,7 @@ import msgspec
 
 from detent.errors import Denied, Invalid
 from detent.server.access import Kind, Right
-from detent.server.console.entrance import Notice, Session, cookies
+from detent.server.console.entrance import Session, cookies
 from detent.server.console.render import Clock, Links, render
 from detent.server.console.wording import body_bytes, line_text, visible_text
 from detent.server.http import HttpRequest, Response
@@ -21,7 +21,6 @@ from detent.server.http import HttpRequest, Response
 if TYPE_CHECKING:
     from detent.server.api import Api
     from detent.server.console.entrance import Entrance
-    from detent.store import AsyncStore
 
 FORM_BYTES_MAX: Final = 17 << 20
 """A form may carry the largest body that a message may have, and its other fields."""
@@ -59,7 +58,6 @@ class Console:
     """What all visits share."""
 
     api: Api
-    store: AsyncStore
     entrance: Entrance
     links: Links
     place: str
@@ -76,8 +74,8 @@ class Visit:
         self.request = request
         self.session = session
         self.names: list[str] = []
+        self.said = ""
         self.link = console.links
-        self.store = console.store
 
     @property
     def name(self) -> str:
@@ -153,7 +151,7 @@ class Visit:
 
     def page(self, template: str, title: str, *, status: int = 200, **values: Any) -> Response:
         """A page, or the part of it that htmx asked for."""
-        notices: list[Notice] = []
+        notices: list[str] = []
         if not self.is_partial:
             notices = list(self.session.notices)
             self.session.notices.clear()
@@ -183,7 +181,8 @@ class Visit:
     def go(self, page: str, notice: str = "", *, cookie: str = "") -> Response:
         """Show another page after a change, and say what became of it."""
         if notice:
-            self.session.notices.append(Notice(notice))
+            self.session.notices.append(notice)
+            self.said = notice
         headers = {**HEADERS, "location": page}
         if cookie:
             headers["set-cookie"] = cookie
@@ -216,10 +215,6 @@ class Form:
     def texts(self, name: str) -> list[str]:
         """All fields of a name, such as those of boxes that are ticked."""
         return [value for known, value in self._fields if known == name]
-
-    def has(self, name: str) -> bool:
-        """Whether a field is there: a box that is ticked."""
-        return any(known == name for known, _ in self._fields)
 
 
 Handler = Callable[[Visit], Awaitable[Response]]

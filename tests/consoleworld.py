@@ -275,6 +275,9 @@ async def fill_hostile(store: Any) -> dict[str, Any]:
     pins = [text for text in HOSTILE if text.isprintable()]
     for name in pins:
         await store.pin(name, {"hostile": 1})
+    for at, text in enumerate(HOSTILE):
+        said = {"body": text.encode(), "headers": {f"h{at}": text}, "key": text.encode()}
+        await store.schedule(f"hostile-{at}", every="1d", journal="hostile", paused=True, **said)
     return {"consumers": names}
 
 
@@ -290,5 +293,6 @@ def hostile_pages(names: list[str]) -> list[str]:
         *(f"/journals/hostile/{number}" for number in range(len(HOSTILE))),
         f"/journals/hostile?text={quote(HOSTILE[0])}", "/running", "/graphs/" + quote("<b>shop</b>", safe=""),
         *(f"/running/{quote(name, safe='')}" for name in names), "/ledgers", "/store", "/settings",
+        "/schedules", *(f"/schedules/hostile-{at}" for at in range(len(HOSTILE))), "/schedules/hostile-0?view=hex",
         f"/nothing/{quote(HOSTILE[1], safe='')}", f"/find?q={quote(HOSTILE[1])}",
     ]  # fmt: skip

@@ -28,7 +28,8 @@ pytestmark = [needs_browser, pytest.mark.xdist_group("browser")]
 PAGES = (
     "", "/queues", "/queues/orders", "/queues/orders?state=failed", "/queues/orders/publish", "/queues/orders/purge",
     "/messages/0", "/messages/1?view=hex", "/journals", "/journals/web", "/journals/web/3", "/journals/web/append",
-    "/running", "/running/totals", "/graphs/shop", "/ledgers", "/store", "/settings", "/nothing",
+    "/running", "/running/totals", "/graphs/shop", "/schedules", "/schedules/shop%2Freport",
+    "/schedules/shop%2Freport/delete", "/ledgers", "/store", "/settings", "/nothing",
 )  # fmt: skip
 
 
@@ -61,6 +62,10 @@ async def fill(world: World) -> None:
         await store.queue("orders").ack(done)
         world.clock.now_s += 5
         await world.series.look()
+    await store.schedule("shop/sweep", every="15m", queue="returns", body=b"sweep", paused=True)
+    await store.schedule(
+        "shop/report", cron="0 6 * * mon-fri", tz="Europe/Paris", queue="mails", headers={"kind": "daily"}
+    )
     events = [(b'{"visit": %d}' % at, b"user-%d" % (at % 7), {"tier": "gold"}) for at in range(60)]
     await store.journal("web").append_many(events)
     await store.journal("totals").append(b"1")
@@ -104,7 +109,8 @@ def opened(browser: Any, world: World, width: int = 1280, scheme: str = "light")
     return page, Watch(page)
 
 
-WIDE = ("", "/queues/orders?state=failed", "/messages/0", "/journals/web", "/graphs/shop", "/settings")
+WIDE = ("", "/queues/orders?state=failed", "/messages/0", "/journals/web", "/graphs/shop",
+        "/schedules/shop%2Freport", "/settings")  # fmt: skip
 """Pages that are looked at in light colours, too: each element of a page is on one of them."""
 
 

@@ -40,7 +40,7 @@ ROWS = 5
 COPIES = 2
 """How often a file is announced."""
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 LOOK_S = 0.1
 
 TIMES = {

@@ -1069,7 +1069,7 @@ NEEDED: list[tuple[str, str, Any, str, str]] = [
     ("DELETE", "/v1/schedules/{schedule}", None, "admin", "schedule"),
     ("GET", "/v1/consumers/{consumer}", None, "read", "consumer"),
     ("PATCH", "/v1/consumers/{consumer}", {"paused": True}, "admin", "consumer"),
-    ("POST", "/v1/consumers/{consumer}/reset", {"offsets": {}}, "admin", "consumer"),
+    ("POST", "/v1/consumers/{consumer}/reset", {"offsets": {"mine/x": 0}}, "admin", "consumer"),
 ]
 
 

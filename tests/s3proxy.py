@@ -49,6 +49,9 @@ class Fault:
 class _Quiet(ThreadingHTTPServer):
     """Says nothing of clients that are killed while they ask."""
 
+    request_queue_size = 128
+    """As S3: with the default of five, clients that all come back at once wait seconds for the kernel to try again."""
+
     def handle_error(self, request: object, client_address: object) -> None:
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]

@@ -38,6 +38,8 @@ from zygote import Forked
 STANDING = re.compile(r"detent stands by for ")
 SERVING = re.compile(r"detent serves ")
 WRITERS, CONSUMERS = 2, 2
+OWNER_S = 120.0
+"""How long a test waits for the next owner: one that cannot open the store gives it to another after ten seconds."""
 
 
 class Member:
@@ -140,7 +142,11 @@ class Servers:
             owner = self.owner()
             return None if owner is other_than else owner
 
-        return eventually(found, what="an owner")  # type: ignore[no-any-return]
+        try:
+            return eventually(found, seconds=OWNER_S, what="an owner")  # type: ignore[no-any-return]
+        except AssertionError as error:
+            logs = "".join(f"\n{member.url}\n{member.log[-2000:]}" for member in self.members)
+            raise AssertionError(f"{error}; the lease says {self.note()}; the servers say{logs}") from error
 
 
 @contextmanager
@@ -171,7 +177,7 @@ class Clients:
     reader that follows. None of them may meet an error, whatever happens to the servers."""
 
     url: str
-    timeout: str = "60s"
+    timeout: str = "120s"
     acked: list[tuple[float, bytes, int]] = field(default_factory=list)
     """When each append was acknowledged, what it was, and its offset."""
 
@@ -269,7 +275,7 @@ class Clients:
     def await_acks(self, count: int = 20) -> None:
         """Wait until so many more were acknowledged: service is back."""
         so_far = len(self.acked)
-        eventually(lambda: self.errors or len(self.acked) >= so_far + count, seconds=90, what="acknowledgements")
+        eventually(lambda: self.errors or len(self.acked) >= so_far + count, seconds=OWNER_S, what="acknowledgements")
         assert self.errors == []
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
 """Servers that take turns: what happens to them, and what their clients notice of it.
 
-Real processes on the loopback address, an S3 server behind a proxy for each. In the short form one cluster meets each
-fault once; ``make failover`` repeats them, and prints how long there was no service.
+Real processes on the loopback address, an S3 server behind a proxy for each. In the short form one cluster meets
+some of the faults; ``make failover`` repeats them all, and prints how long there was no service.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ pytestmark = [pytest.mark.s3, pytest.mark.xdist_group("s3"), pytest.mark.timeout
 
 SOAK = os.environ.get("DETENT_SOAK") == "1"
 ROUNDS = 10 if SOAK else 1
+FAULTS_EACH = 5 if SOAK else 3
+"""So many of the faults meet the leader in each round, in any order."""
 LINES_ROUNDS = 3
 CUT_S = 5.0
 LEASE = "2500ms"
@@ -85,7 +87,7 @@ FAULTS: dict[str, Callable[[Member], None]] = {
 def test_clients_follow_from_server_to_server() -> None:
     gaps: dict[str, list[float]] = {name: [] for name in FAULTS}
     with cluster(3) as servers, Clients(servers.url) as clients:
-        faults = [name for _ in range(ROUNDS) for name in random.sample(list(FAULTS), len(FAULTS))]
+        faults = [name for _ in range(ROUNDS) for name in random.sample(list(FAULTS), FAULTS_EACH)]
         for name in faults:
             clients.await_acks()
             leader, began = servers.leader(), time.monotonic()
@@ -98,7 +100,8 @@ def test_clients_follow_from_server_to_server() -> None:
         clients.check()
     print("\n| the leader was | no service, median | worst |\n|---|---|---|")
     for name, found in gaps.items():
-        print(f"| {name} | {statistics.median(found):.1f} s | {max(found):.1f} s |")
+        if found:
+            print(f"| {name} | {statistics.median(found):.1f} s | {max(found):.1f} s |")
 
 
 @pytest.mark.skipif(not SOAK, reason="make failover")

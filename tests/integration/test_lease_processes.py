@@ -205,11 +205,13 @@ def test_put_of_the_lease_that_fails_once_costs_nothing(s3: FaultyS3, status: in
         assert owner.refusal() is None
 
 
-def test_lease_of_an_idle_owner_costs_a_request_each_few_seconds(s3: FaultyS3) -> None:
-    with detent.open(s3.store_url()):
+def test_lease_of_an_idle_owner_costs_a_put_for_each_two_fifths_of_it(s3: FaultyS3) -> None:
+    url = s3.store_url()
+    with Store(url, claim=StoreClaim(url, 2.5)):
         s3.requests.clear()
-        time.sleep(13)
-        assert 1 <= s3.count(part="owner.json") <= 3
+        time.sleep(4.5)
+        assert 2 <= s3.count("PUT", "owner.json") <= 5
+        assert s3.count("GET", "owner.json") == 0
 
 
 def test_object_that_is_no_lease_is_named(url: str) -> None:

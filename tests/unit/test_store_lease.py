@@ -345,6 +345,15 @@ class TestHolding:
             seen.add(bucket.note.encode())
         assert len(seen) == 3
 
+    def test_next_renewal_says_where_the_owner_answers_if_that_could_not_be_said(self) -> None:
+        bucket, clock = Bucket(), Clock()
+        lease = taken(bucket, clock)
+        bucket.faults = ["lost"]
+        lease.announce(["http://a:7410"])
+        assert bucket.note.state == "opening"
+        renew(lease)
+        assert (bucket.note.state, bucket.note.addresses) == ("serving", ["http://a:7410"])
+
     def test_lease_that_was_removed_is_written_again(self) -> None:
         bucket, clock = Bucket(), Clock()
         lease = taken(bucket, clock)

@@ -209,9 +209,13 @@ class HeldLease:
     # -- changing it --------------------------------------------------------------------------------------------------
 
     def announce(self, addresses: Sequence[str]) -> None:
-        """Say where the owner answers, now that it does."""
+        """Say where the owner answers, now that it does. A put that fails is no reason to stop: the next renewal says
+        the same."""
         crash.point("lease.before_announce")
-        self._replace(state="serving", addresses=list(addresses))
+        try:
+            self._replace(state="serving", addresses=list(addresses))
+        except Unavailable as error:
+            logger.warning("%s could not be told yet where its owner answers: %s", self.url, error)
         crash.point("lease.after_announce")
 
     def stopping(self) -> None:

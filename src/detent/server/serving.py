@@ -41,7 +41,7 @@ from detent.server.protocol import HEAD_WAIT_S, SWEEP_S, Door, HttpConnection
 from detent.server.series import Series
 from detent.server.sqs import SqsPart
 from detent.server.tracing import find_tracing
-from detent.store import AsyncStore, open_async, open_to_serve
+from detent.store import TIMEOUT, AsyncStore, open_async, open_to_serve
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 7410
@@ -65,6 +65,9 @@ TICK_S: Final = 0.1
 """How often uvicorn's server calls `on_tick`."""
 
 HOSTS_REMEMBERED: Final = 100
+
+STANDBY_OPEN: Final = "10s"
+"""How long a standby may take to open the store before it gives the lease back: another server may be able to."""
 
 TROUBLE_S: Final = 5.0
 """How long commits fail before the console says so on every page."""
@@ -212,7 +215,8 @@ async def application(
     serving: Serving, claim: StoreClaim | None = None, *, force: bool = False
 ) -> AsyncIterator[Served]:
     """The store, opened by this process as its owner, and the application over it with its parts."""
-    async with open_to_serve(serving.url, claim, force=force) as store:
+    patience = STANDBY_OPEN if serving.standby else TIMEOUT
+    async with open_to_serve(serving.url, claim, timeout=patience, force=force) as store:
         owner = store._store._connection.current
         if not isinstance(owner, LocalOwner):
             raise Unavailable(

@@ -226,7 +226,11 @@ class Turns:
     async def _listen(self) -> None:
         if self._running is None:
             self._running = asyncio.create_task(self._server.serve(sockets=self._listeners))
-            await self._is_up.wait()
+            is_up = asyncio.create_task(self._is_up.wait())
+            await asyncio.wait({self._running, is_up}, return_when=asyncio.FIRST_COMPLETED)
+            is_up.cancel()
+            if self._running.done():
+                self._running.result()  # why it could not begin
 
     async def _end(self) -> None:
         """Answer what is under way, and no more."""

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -29,6 +30,7 @@ from detent.journal.fragments import object_name
 from detent.journal.publisher import decode_intents, encode_intents
 from detent.kv import upgrade
 from detent.kv.localobjects import TEMPORARY_SUFFIX
+from detent.remote.owner import Housekeeper
 from detent.verify import verify
 from processes import Io, Processes, arm, eventually
 
@@ -108,9 +110,10 @@ def check_usable(store: detent.Store, expected: list[str]) -> None:
 
 def open_quietly(url: str) -> detent.Store:
     """An owner that keeps house only when asked, so that the armed point is reached by what the test does."""
-    store = detent.open(url)
-    owner: Any = store._connection.current
-    owner._housekeeper.stop()
+    with mock.patch.object(Housekeeper, "_keep_house"):  # what is due is due at once, before it can be stopped
+        store = detent.open(url)
+        owner: Any = store._connection.current
+        owner._housekeeper.stop()
     return store
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from detent.consumer.sources import RawSource
+from detent.consumer.sources import RawSource, ReadJournal
 from detent.errors import ClockAhead, Conflict, DetentError, Fenced
 from detent.journal import Message, Publisher
 from detent.journal import operations as ops
@@ -63,7 +63,7 @@ class Play:
 
     def reader(self, position: RawPosition | None) -> RawSource:
         store: Any = SimpleNamespace(reader=self.world.reader)
-        return RawSource(store, "j", position, None, None)
+        return RawSource(store, "j", position, ReadJournal(None, None), None)
 
     def bodies(self, count: int) -> list[bytes]:
         self.count += count
@@ -242,7 +242,7 @@ def test_a_raw_source_reads_what_a_publisher_with_a_slow_clock_was_told_is_commi
     world = World()
     world.commit(ops.CreateJournal("j", producer_horizon_ms=0))
     store: Any = SimpleNamespace(reader=world.reader)
-    source = RawSource(store, "j", None, None, None)
+    source = RawSource(store, "j", None, ReadJournal(None, None), None)
     authors = [Author(world, -hours * HOUR_MS) for hours in (72, 71, 0)]
     seen = []
     for number in range(9):
@@ -250,7 +250,7 @@ def test_a_raw_source_reads_what_a_publisher_with_a_slow_clock_was_told_is_commi
         world.pass_time(61_000)
         seen += [message.body for message in source.take()]
         source.drained()
-        source = RawSource(store, "j", source.position(), None, None)
+        source = RawSource(store, "j", source.position(), ReadJournal(None, None), None)
     assert seen == world.bodies("j") == [b"%d" % number for number in range(9)]
 
 
@@ -261,7 +261,7 @@ def test_a_checkpoint_of_raw_positions_shrinks_with_the_journals_memory(flags: i
     clock = clock_of_ns(world.now_ms * 1_000_000)
     world.stamped("j", [(producer, clock, flags) for producer in range(1, 51)])
     store: Any = SimpleNamespace(reader=world.reader)
-    source = RawSource(store, "j", None, None, None)
+    source = RawSource(store, "j", None, ReadJournal(None, None), None)
     while source.take():
         source.drained()
     assert len(source.position().producers) == 50

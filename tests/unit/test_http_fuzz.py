@@ -55,6 +55,10 @@ GOOD: dict[tuple[str, str], Any] = {
     ("POST", "/v1/journals/j/messages"): {"body": {"base64": "AA=="}, "key": "k", "headers": {"a": "b"}},
     ("PATCH", "/v1/journals/j/registers"): {"set": {"a": "b"}, "expect": {"a": None}},
     ("POST", "/v1/journals/j/trim"): {"before": 0},
+    ("PUT", "/v1/schedules/s"): {"every": "1h", "queue": "q", "headers": {"a": "b"}, "paused": True},
+    ("PATCH", "/v1/schedules/s"): {"missed": "all", "missed_max": 3, "delay": "1m", "paused": True},
+    ("PATCH", "/v1/consumers/c"): {"paused": True},
+    ("POST", "/v1/consumers/c/reset"): {"offsets": {"j": 0}},
     ("POST", "/v1/transaction"): {
         "operations": [
             {"op": "publish", "queue": "q", "body": "a"},
@@ -113,7 +117,12 @@ def fill(server: HttpServer) -> None:
 
 def test_every_route_with_a_body_has_a_good_example() -> None:
     listed = {(route.method, route.path) for route in ROUTES if route.body is not None}
-    templates = (("queues/q", "queues/{queue}"), ("journals/j", "journals/{journal}"))
+    templates = (
+        ("queues/q", "queues/{queue}"),
+        ("journals/j", "journals/{journal}"),
+        ("schedules/s", "schedules/{schedule}"),
+        ("consumers/c", "consumers/{consumer}"),
+    )
     named = set()
     for method, path in GOOD:
         for name, template in templates:
